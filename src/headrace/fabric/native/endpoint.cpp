@@ -1,0 +1,259 @@
+#include "endpoint.h"
+
+#include <rdma/fi_cm.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <sys/random.h>
+
+#include <cstring>
+#include <utility>
+
+#include "errors.h"
+#include "signals.h"
+
+namespace headrace::fabric {
+namespace {
+
+constexpr std::uint32_t kVersion = FI_VERSION(1, 17);
+constexpr std::size_t kQueueSize = 8192;
+constexpr std::size_t kBatch = 64;
+// Ops that failed may complete in error a second time: they rest this long before they are used again.
+constexpr std::size_t kRetired = 16384;
+
+std::uint64_t random_key(std::size_t size) {
+  std::uint64_t key = 0;
+  if (::getrandom(&key, sizeof key, 0) != sizeof key) throw FabricError("getrandom", errno, std::strerror(errno));
+  return size < sizeof key ? key & ((std::uint64_t{1} << (8 * size)) - 1) : key;
+}
+
+fi_info* ask(const std::string& provider, const std::string& node) {
+  const std::unique_ptr<fi_info, void (*)(fi_info*)> hints(fi_allocinfo(), fi_freeinfo);
+  hints->caps = FI_MSG | FI_RMA;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2;
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->tx_attr->msg_order = FI_ORDER_SAS;
+  hints->rx_attr->msg_order = FI_ORDER_SAS;
+  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;
+  hints->fabric_attr->prov_name = ::strdup(provider.c_str());
+  fi_info* info = nullptr;
+  const int rc = fi_getinfo(kVersion, node.empty() ? nullptr : node.c_str(), nullptr, node.empty() ? 0 : FI_SOURCE,
+                            hints.get(), &info);
+  if (rc != 0) throw FabricError("fi_getinfo(" + provider + ", " + node + ")", -rc, fi_strerror(-rc));
+  return info;
+}
+
+bool is_arrival(const fi_cq_data_entry& entry) {
+  return (entry.flags & FI_REMOTE_CQ_DATA) != 0 && (entry.flags & (FI_WRITE | FI_SEND)) == 0;
+}
+
+}  // namespace
+
+Endpoint::Endpoint(const std::string& provider, const std::string& node) {
+  const SignalHandlers handlers;  // put back at the end: providers install their own
+  open(provider, node);
+  read_traits();
+  std::array<char, 512> name{};
+  std::size_t length = name.size();
+  check("fi_getname", fi_getname(&endpoint_->fid, name.data(), &length));
+  name_.assign(name.data(), length);
+}
+
+Endpoint::~Endpoint() {
+  // Registrations bound to the endpoint must go before it.
+  for (auto& chunk : chunks_) chunk->registration.region.reset();
+}
+
+void Endpoint::open(const std::string& provider, const std::string& node) {
+  info_.reset(ask(provider, node));
+  if (info_->domain_attr->cq_data_size < 4)
+    throw FabricError("cq_data_size", FI_ENOSYS, provider + " carries fewer than the 4 bytes of an imm");
+  fid_fabric* fabric = nullptr;
+  check("fi_fabric", fi_fabric(info_->fabric_attr, &fabric, nullptr));
+  fabric_.reset(fabric);
+  fid_domain* domain = nullptr;
+  check("fi_domain", fi_domain(fabric, info_.get(), &domain, nullptr));
+  domain_.reset(domain);
+  fi_av_attr av_attr{};
+  av_attr.type = FI_AV_TABLE;
+  fid_av* addresses = nullptr;
+  check("fi_av_open", fi_av_open(domain, &av_attr, &addresses, nullptr));
+  addresses_.reset(addresses);
+  fi_cq_attr cq_attr{};
+  cq_attr.size = kQueueSize;
+  cq_attr.format = FI_CQ_FORMAT_DATA;
+  cq_attr.wait_obj = FI_WAIT_FD;
+  fid_cq* queue = nullptr;
+  check("fi_cq_open(FI_WAIT_FD)", fi_cq_open(domain, &cq_attr, &queue, nullptr));
+  queue_.reset(queue);
+  fid_ep* endpoint = nullptr;
+  check("fi_endpoint", fi_endpoint(domain, info_.get(), &endpoint, nullptr));
+  endpoint_.reset(endpoint);
+  check("fi_ep_bind(av)", fi_ep_bind(endpoint, &addresses->fid, 0));
+  check("fi_ep_bind(cq)", fi_ep_bind(endpoint, &queue->fid, FI_TRANSMIT | FI_RECV));
+  check("fi_enable", fi_enable(endpoint));
+  check("fi_control(FI_GETWAIT)", fi_control(&queue->fid, FI_GETWAIT, &wait_fd_));
+}
+
+void Endpoint::read_traits() {
+  const int mode = info_->domain_attr->mr_mode;
+  traits_.provider = info_->fabric_attr->prov_name;
+  traits_.virtual_addressing = (mode & FI_MR_VIRT_ADDR) != 0;
+  traits_.provider_keys = (mode & FI_MR_PROV_KEY) != 0;
+  traits_.local_registration = (mode & FI_MR_LOCAL) != 0;
+  traits_.endpoint_registration = (mode & FI_MR_ENDPOINT) != 0;
+  traits_.mr_key_size = info_->domain_attr->mr_key_size;
+  traits_.cq_data_size = info_->domain_attr->cq_data_size;
+  traits_.inject_size = info_->tx_attr->inject_size;
+  traits_.iov_limit = info_->tx_attr->iov_limit;
+  traits_.rma_iov_limit = info_->tx_attr->rma_iov_limit;
+  traits_.tx_size = info_->tx_attr->size;
+  traits_.rx_size = info_->rx_attr->size;
+  traits_.max_message = info_->ep_attr->max_msg_size;
+  traits_.wait_fd = wait_fd_ >= 0;
+}
+
+fi_addr_t Endpoint::insert(const std::string& address) {
+  fi_addr_t inserted = FI_ADDR_UNSPEC;
+  const bool fits = address.size() == name_.size();
+  if (!fits || fi_av_insert(addresses_.get(), address.data(), 1, &inserted, 0, nullptr) != 1)
+    throw InputError("address", "not an address of " + traits_.provider + " (" + std::to_string(name_.size()) + " bytes)");
+  return inserted;
+}
+
+void Endpoint::remove(fi_addr_t address) {
+  check("fi_av_remove", fi_av_remove(addresses_.get(), &address, 1, 0));
+}
+
+Registration Endpoint::register_memory(std::byte* data, std::size_t length, std::uint64_t access) {
+  fid_mr* region = nullptr;
+  long rc = -FI_ENOKEY;
+  // Where we choose the keys, two may collide; another draw will not.
+  for (int draw = 0; draw < 8 && rc == -FI_ENOKEY; ++draw) {
+    const std::uint64_t key = traits_.provider_keys ? 0 : random_key(traits_.mr_key_size);
+    rc = fi_mr_reg(domain_.get(), data, length, access, 0, key, 0, &region, nullptr);
+  }
+  check("fi_mr_reg", rc);
+  Registration registration{.region = Opened<fid_mr>(region), .key = fi_mr_key(region)};
+  if (traits_.endpoint_registration) {
+    check("fi_mr_bind", fi_mr_bind(region, &endpoint_->fid, 0));
+    check("fi_mr_enable", fi_mr_enable(region));
+    registration.key = fi_mr_key(region);
+  }
+  return registration;
+}
+
+Op* Endpoint::take(OpKind kind) {
+  auto& free = free_[static_cast<std::size_t>(kind)];
+  if (free.empty()) grow(kind);
+  Op* op = free.back();
+  free.pop_back();
+  op->state = OpState::live;
+  return op;
+}
+
+void Endpoint::grow(OpKind kind) {
+  auto chunk = std::make_unique<Chunk>();
+  if (kind != OpKind::write) {
+    chunk->buffers.resize(kChunk * kFragment);
+    if (traits_.local_registration)
+      chunk->registration = register_memory(chunk->buffers.data(), chunk->buffers.size(), FI_SEND | FI_RECV);
+  }
+  for (std::size_t i = 0; i < kChunk; ++i) {
+    Op& op = chunk->ops[i];
+    op.kind = kind;
+    if (!chunk->buffers.empty()) op.buffer = chunk->buffers.data() + i * kFragment;
+    op.descriptor = chunk->registration.descriptor();
+    free_[static_cast<std::size_t>(kind)].push_back(&op);
+  }
+  chunks_.push_back(std::move(chunk));
+}
+
+void Endpoint::recycle(Op* op, bool failed) {
+  op->state = OpState::free;
+  op->transfer.reset();
+  op->message.reset();
+  if (failed) {
+    retired_.push_back(op);
+    if (retired_.size() <= kRetired) return;
+    op = retired_.front();
+    retired_.pop_front();
+  }
+  free_[static_cast<std::size_t>(op->kind)].push_back(op);
+}
+
+void Endpoint::abandon(std::uint64_t peer) {
+  for (auto& chunk : chunks_) {
+    for (Op& op : chunk->ops) {
+      if (op.state != OpState::live || op.kind == OpKind::receive || op.peer != peer) continue;
+      op.state = OpState::abandoned;
+      op.transfer.reset();
+      op.message.reset();
+    }
+  }
+}
+
+// The op of a completion, if anybody waits for it.
+Op* Endpoint::claim(void* context) {
+  auto* op = static_cast<Op*>(static_cast<fi_context2*>(context));
+  if (op != nullptr && op->state == OpState::abandoned) recycle(op, true);
+  return op != nullptr && op->state == OpState::live ? op : nullptr;
+}
+
+long Endpoint::post_write(Op* op, fi_addr_t to, const std::byte* from, void* descriptor, const Write& write) {
+  const Transfer& transfer = *write.transfer;
+  return fi_writedata(endpoint_.get(), from, write.length, descriptor, transfer.imm, to,
+                      transfer.target.base + write.dst, transfer.target.key, static_cast<fi_context2*>(op));
+}
+
+long Endpoint::post_send(Op* op, fi_addr_t to, std::size_t length) {
+  return fi_send(endpoint_.get(), op->buffer, length, op->descriptor, to, static_cast<fi_context2*>(op));
+}
+
+long Endpoint::post_receive(Op* op) {
+  return fi_recv(endpoint_.get(), op->buffer, kFragment, op->descriptor, FI_ADDR_UNSPEC, static_cast<fi_context2*>(op));
+}
+
+void Endpoint::read(std::vector<Completion>& completions) {
+  std::array<fi_cq_data_entry, kBatch> entries;
+  const long count = fi_cq_read(queue_.get(), entries.data(), entries.size());
+  if (count == -FI_EAVAIL) return read_error(completions);
+  if (count == -FI_EAGAIN) return;
+  check("fi_cq_read", count);
+  for (long i = 0; i < count; ++i) {
+    const auto& entry = entries[static_cast<std::size_t>(i)];
+    Completion completion;
+    if (is_arrival(entry)) {
+      completion.imm = static_cast<std::uint32_t>(entry.data);
+    } else {
+      completion.op = claim(entry.op_context);
+      completion.length = entry.len;
+      if (completion.op == nullptr) continue;
+    }
+    completions.push_back(std::move(completion));
+  }
+}
+
+void Endpoint::read_error(std::vector<Completion>& completions) {
+  fi_cq_err_entry error{};
+  const long count = fi_cq_readerr(queue_.get(), &error, 0);
+  if (count == -FI_EAGAIN) return;
+  check("fi_cq_readerr", count);
+  Completion completion;
+  // Errors of connections carry no context; those of operations may be told twice.
+  completion.op = claim(error.op_context);
+  if (completion.op == nullptr) return;
+  completion.code = error.err != 0 ? error.err : FI_EIO;
+  completion.text = fi_strerror(completion.code);
+  std::array<char, 256> detail{};
+  const char* told = fi_cq_strerror(queue_.get(), error.prov_errno, error.err_data, detail.data(), detail.size());
+  if (told != nullptr && completion.text != told) completion.text += std::string(" (") + told + ")";
+  completions.push_back(std::move(completion));
+}
+
+bool Endpoint::may_sleep() {
+  fid* waited = &queue_->fid;
+  return fi_trywait(fabric_.get(), &waited, 1) == FI_SUCCESS;
+}
+
+}  // namespace headrace::fabric

@@ -1,0 +1,143 @@
+// The one libfabric endpoint: opened objects, traits, registrations, posts and completions. Owns every fi_* object and
+// the contexts of operations in flight; knows neither peers nor transfers. Owner thread only (FI_THREAD_DOMAIN), except
+// for the constructor, which runs before that thread starts.
+#pragma once
+
+#include <rdma/fabric.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memory.h"
+#include "messages.h"
+#include "transfers.h"
+
+namespace headrace::fabric {
+
+// What this provider can do, read when it was opened.
+struct Traits {
+  std::string provider;
+  bool virtual_addressing = false;
+  bool provider_keys = false;
+  bool local_registration = false;
+  bool endpoint_registration = false;
+  std::uint64_t mr_key_size = 0;
+  std::uint64_t cq_data_size = 0;
+  std::uint64_t inject_size = 0;
+  std::uint64_t iov_limit = 0;
+  std::uint64_t rma_iov_limit = 0;
+  std::uint64_t tx_size = 0;
+  std::uint64_t rx_size = 0;
+  std::uint64_t max_message = 0;
+  bool wait_fd = false;
+};
+
+struct CloseFid {
+  template <class Fid>
+  void operator()(Fid* opened) const {
+    fi_close(&opened->fid);
+  }
+};
+template <class Fid>
+using Opened = std::unique_ptr<Fid, CloseFid>;
+
+struct Registration {
+  Opened<fid_mr> region;
+  std::uint64_t key = 0;
+  void* descriptor() const { return region ? fi_mr_desc(region.get()) : nullptr; }
+};
+
+enum class OpKind { write, send, receive };
+// abandoned: nobody waits any more, but the provider still holds the context.
+enum class OpState { free, live, abandoned };
+
+// One operation in flight. The context is what libfabric hands back.
+struct Op : fi_context2 {
+  OpKind kind = OpKind::write;
+  OpState state = OpState::free;
+  std::uint64_t peer = 0;
+  std::shared_ptr<Transfer> transfer;
+  std::shared_ptr<OutgoingMessage> message;
+  std::byte* buffer = nullptr;  // kFragment bytes, of sends and receives
+  void* descriptor = nullptr;
+};
+
+struct Completion {
+  Op* op = nullptr;  // null: an arrival
+  std::uint32_t imm = 0;
+  std::size_t length = 0;
+  int code = 0;
+  std::string text;
+};
+
+class Endpoint {
+ public:
+  // `node` is the local address to bind to; empty: the provider's choice.
+  Endpoint(const std::string& provider, const std::string& node);
+  ~Endpoint();
+
+  const Traits& traits() const { return traits_; }
+  const std::string& name() const { return name_; }
+
+  fi_addr_t insert(const std::string& address);
+  void remove(fi_addr_t address);
+  Registration register_memory(std::byte* data, std::size_t length, std::uint64_t access);
+
+  // An op of that kind, taken from the pool; `recycle` gives it back (a completion's is given back by the caller).
+  Op* take(OpKind kind);
+  void recycle(Op* op, bool failed);
+  // Writes and sends to `peer` complete for nobody from here on.
+  void abandon(std::uint64_t peer);
+
+  // All three return 0, -FI_EAGAIN or a negative errno; the op stays the caller's unless 0.
+  long post_write(Op* op, fi_addr_t to, const std::byte* from, void* descriptor, const Write& write);
+  long post_send(Op* op, fi_addr_t to, std::size_t length);
+  long post_receive(Op* op);
+
+  // At most one batch. Makes the provider's progress; completions of operations given up are dropped.
+  void read(std::vector<Completion>& completions);
+
+  int wait_fd() const { return wait_fd_; }
+  bool may_sleep();
+
+ private:
+  static constexpr std::size_t kChunk = 64;
+  struct Chunk {
+    std::array<Op, kChunk> ops;
+    std::vector<std::byte> buffers;
+    Registration registration;
+  };
+
+  void open(const std::string& provider, const std::string& node);
+  void read_traits();
+  void read_error(std::vector<Completion>& completions);
+  void grow(OpKind kind);
+  Op* claim(void* context);
+
+  struct FreeInfo {
+    void operator()(fi_info* info) const { fi_freeinfo(info); }
+  };
+  // Closed in the reverse order: endpoint, queue, addresses, domain, fabric.
+  std::unique_ptr<fi_info, FreeInfo> info_;
+  Opened<fid_fabric> fabric_;
+  Opened<fid_domain> domain_;
+  Opened<fid_av> addresses_;
+  Opened<fid_cq> queue_;
+  std::vector<std::unique_ptr<Chunk>> chunks_;
+  Opened<fid_ep> endpoint_;
+  int wait_fd_ = -1;
+  Traits traits_;
+  std::string name_;
+  std::array<std::vector<Op*>, 3> free_;
+  std::deque<Op*> retired_;
+};
+
+}  // namespace headrace::fabric

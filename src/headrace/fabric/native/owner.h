@@ -1,0 +1,214 @@
+// The owner: one thread that owns the endpoint and every table beside it. Calls from other threads become commands it
+// runs between its turns; `raise_layers` alone goes past them. It runs no Python, so no GIL can delay it.
+//
+// A turn is bounded work: some commands, one batch of completions, messages then writes peer by peer, one slice of
+// digests. Without work it spins for at most 20 us and then sleeps on the completion queue and the bell.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "counters.h"
+#include "digest.h"
+#include "endpoint.h"
+#include "events.h"
+#include "memory.h"
+#include "messages.h"
+#include "transfers.h"
+#include "wake.h"
+
+namespace headrace::fabric {
+
+struct Descriptor {
+  bool virtual_addressing = false;
+  std::uint64_t base = 0;
+  std::uint64_t length = 0;
+  std::uint64_t key = 0;
+  std::uint32_t generation = 0;
+};
+
+struct Statistics {
+  std::uint64_t num_peers_now = 0;
+  std::uint64_t num_transfers_now = 0;
+  std::uint64_t num_counters_now = 0;
+  std::uint64_t num_writes_posted = 0;
+  std::uint64_t num_writes_completed = 0;
+  std::uint64_t num_writes_failed = 0;
+  std::uint64_t num_bytes_posted = 0;
+  std::uint64_t num_arrivals = 0;
+  std::uint64_t num_surplus = 0;
+  std::uint64_t num_messages_sent = 0;
+  std::uint64_t num_messages_received = 0;
+  std::uint64_t num_fragments_dropped = 0;
+};
+
+class Owner {
+ public:
+  using ProgramWrites = std::vector<std::pair<std::uint64_t, PageWrites>>;
+  struct GatedLast {
+    std::uint64_t transfer;
+    std::uint32_t num_layers;
+    LastWrite last;
+  };
+
+  Owner(int memory_fd, std::size_t length, const std::string& provider, const std::string& node);
+  ~Owner();
+
+  // From any thread. Each waits for the owner's turn and throws InputError, FabricError or Closed.
+  std::uint64_t add_peer(const std::string& address);
+  void remove_peer(std::uint64_t peer);
+  Descriptor grant(std::uint64_t peer);
+  void revoke(std::uint64_t peer);
+  void connect(std::uint64_t peer, const Descriptor& descriptor);
+  void send(std::uint64_t peer, std::string message);
+  void arm(std::uint32_t imm, std::uint64_t expected);
+  void retarget(std::uint32_t imm, std::uint64_t expected);
+  void disarm(std::uint32_t imm);
+  std::uint64_t open_transfer(std::uint64_t peer, std::uint32_t imm, std::uint64_t num_pages);
+  void submit_pages(std::uint64_t transfer, PageWrites writes, bool hashed);
+  void submit_last(std::uint64_t transfer, std::optional<LastWrite> last);
+  void submit_program(std::uint64_t step, ProgramWrites writes, std::vector<GatedLast> lasts);
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> fail_step(std::uint64_t step);
+  std::uint64_t close_transfer(std::uint64_t transfer);
+  std::uint64_t submit_digest(std::vector<PageWrites> reads, std::uint64_t num_pages);
+  Statistics statistics();
+  std::uint64_t cpu_ns();  // spent by the owner thread so far
+  std::vector<Event> drain();
+  void stop();
+
+  // These never wait.
+  void raise_layers(std::uint64_t counter) { bell_.raise(counter); }
+  const std::string& address() const { return address_; }
+  const Traits& traits() const { return traits_; }
+  int event_fd() const { return events_.fd(); }
+
+ private:
+  static constexpr std::uint64_t kMaxWindow = 64;
+  static constexpr std::uint64_t kSendWindow = 16;
+
+  struct Peer {
+    fi_addr_t address = FI_ADDR_UNSPEC;
+    Registration access;
+    Mapping alias;
+    std::optional<Target> target;
+    WriteQueue writes;
+    std::deque<std::shared_ptr<OutgoingMessage>> messages;
+    std::uint64_t num_writes_outstanding = 0;
+    std::uint64_t num_sends_outstanding = 0;
+    unsigned num_refusals = 0;       // EAGAIN in a row
+    std::uint64_t parked_until = 0;  // 0: not parked
+    bool may_retry = false;          // parked, but something moved since
+    bool refused = false;            // in this turn
+  };
+
+  template <class Act>
+  auto call(Act act);
+  void push(std::function<void()> command);
+
+  // owner.cpp: the loop
+  void run();
+  bool turn();
+  bool run_commands();
+  bool read_completions();
+  bool post_all();
+  bool post_messages(std::uint64_t id, Peer& peer);
+  bool post_writes(std::uint64_t id, Peer& peer);
+  bool hash_some();
+  void open_lasts();
+  void sleep();
+  void shut_down();
+  void give_all_up(const std::string& why);
+
+  void complete(Completion& completion, std::uint64_t now);
+  void complete_write(Op& op, const Completion& completion);
+  void complete_send(Op& op, const Completion& completion);
+  void complete_receive(Op& op, const Completion& completion);
+  void post_receives();
+  void posted(Write write, Peer& peer);
+  bool may_post(Peer& peer, std::uint64_t now) const;
+  void park(Peer& peer);
+  std::uint64_t window() const;
+
+  // commands.cpp: the tables
+  Peer& peer_of(std::uint64_t peer);
+  const std::shared_ptr<Transfer>& transfer_of(std::uint64_t transfer);
+  const std::shared_ptr<Transfer>& open_list(std::uint64_t transfer);
+  void check_source(const PageWrites& writes, const std::string& field) const;
+  void check_last(const Transfer& transfer, const LastWrite& last) const;
+  bool check_target(Transfer& transfer, const PageWrites& writes);
+  bool check_target(Transfer& transfer, const LastWrite& last);
+  void queue_program(std::uint64_t step, std::vector<Part> parts, const std::vector<GatedLast>& lasts);
+  void withdraw(Peer& peer);
+  void give_up(const std::shared_ptr<Transfer>& transfer);
+  void settle(const std::shared_ptr<Transfer>& transfer);
+  void forget(const std::vector<std::uint64_t>& told);
+
+  int memory_fd_;
+  Mapping memory_;
+  std::unique_ptr<Endpoint> endpoint_;
+  const std::string address_;
+  const Traits traits_;
+  const std::uint64_t sender_;
+  Registration local_;
+  EventQueue events_;
+  Doorbell bell_;
+
+  ImmCounters counters_;
+  Digester digester_;
+  MessageAssembler assembler_;
+  std::map<std::uint64_t, Peer> peers_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Transfer>> transfers_;
+  std::map<std::uint64_t, std::vector<std::uint64_t>> steps_;
+  std::vector<Mapping> detached_;  // kept for the endpoint's life: a half received write still lands there
+  Statistics statistics_;
+  std::uint64_t next_peer_ = 1;
+  std::uint64_t next_transfer_ = 1;
+  std::uint64_t next_digest_ = 1;
+  std::uint64_t next_message_ = 0;
+  std::uint32_t num_grants_ = 0;
+  std::uint64_t num_transfers_ = 0;
+  std::uint64_t last_step_ = 0;
+  bool any_step_ = false;
+  std::uint64_t first_peer_ = 0;  // where the next round robin begins
+  std::uint64_t layers_seen_ = 0;
+  bool look_again_ = false;  // a program came: some of its layers may be computed already
+  std::uint64_t busy_at_ = 0;
+  std::uint64_t num_receives_ = 0;
+  std::vector<Completion> completions_;
+
+  std::mutex mutex_;  // commands_, stopping_, failure_
+  std::vector<std::function<void()>> commands_;
+  bool stopping_ = false;
+  std::exception_ptr failure_;
+  std::atomic<bool> has_commands_{false};
+  std::thread thread_;
+};
+
+template <class Act>
+auto Owner::call(Act act) {
+  using Result = std::invoke_result_t<Act>;
+  // Shared: the owner may still be leaving the task when its answer is already here.
+  auto task = std::make_shared<std::packaged_task<Result()>>(std::move(act));
+  auto answer = task->get_future();
+  push([task] { (*task)(); });
+  task.reset();
+  try {
+    return answer.get();
+  } catch (const std::future_error&) {
+    throw Closed();  // stopped before the command's turn came
+  }
+}
+
+}  // namespace headrace::fabric

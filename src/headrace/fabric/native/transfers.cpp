@@ -1,0 +1,139 @@
+#include "transfers.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace headrace::fabric {
+
+void Transfer::fail(int error, const std::string& why) {
+  if (code != 0) return;
+  code = error;
+  text = why;
+}
+
+bool Pages::within(std::uint64_t limit, std::uint32_t layer_begin, std::uint32_t layer_end, std::uint64_t length) const {
+  if (indices.empty() || layer_begin == layer_end) return true;
+  using Wide = __int128;  // indices and strides come from outside: no product of theirs may wrap
+  const auto [low, high] = std::minmax_element(indices.begin(), indices.end());
+  for (const std::int64_t index : {*low, *high}) {
+    for (const std::uint32_t layer : {layer_begin, layer_end - 1}) {
+      const Wide at = Wide{offset} + Wide{layer} * layer_stride + Wide{index} * page_stride;
+      if (at < 0 || at + Wide{length} > Wide{limit}) return false;
+    }
+  }
+  return true;
+}
+
+Write PageWrites::at(std::uint32_t layer, std::size_t page) const {
+  const std::int64_t position = positions[page];
+  Write write;
+  write.src = src.at(layer, page);
+  write.dst = dst.indices.empty() ? 0 : dst.at(layer, page);
+  write.length = length;
+  write.seed = static_cast<std::uint64_t>(position) << 32 | std::uint64_t{layer} << 16 | route;
+  write.position = position;
+  return write;
+}
+
+Program::Program(Part part) : layer_(part.writes->layer_begin), layer_end_(part.writes->layer_end) {
+  parts_.push_back(std::move(part));
+}
+
+Program::Program(std::uint64_t step, std::vector<Part> parts, std::vector<ProgramLast> lasts)
+    : gated_(true), step_(step), parts_(std::move(parts)), lasts_(std::move(lasts)) {
+  layer_ = std::numeric_limits<std::uint32_t>::max();
+  for (const Part& part : parts_) {
+    layer_ = std::min(layer_, part.writes->layer_begin);
+    layer_end_ = std::max(layer_end_, part.writes->layer_end);
+  }
+}
+
+std::optional<Write> Program::peek(std::uint64_t counter) {
+  for (; layer_ < layer_end_; ++layer_, part_ = 0, page_ = 0) {
+    if (gated_ && counter < step_ * kLayersPerStep + layer_ + 1) return std::nullopt;
+    for (; part_ < parts_.size(); ++part_, page_ = 0) {
+      const auto& [transfer, writes] = parts_[part_];
+      const bool covers = writes->layer_begin <= layer_ && layer_ < writes->layer_end;
+      if (transfer->given_up || !covers || page_ >= writes->num_pages()) continue;
+      Write write = writes->at(layer_, page_);
+      write.transfer = transfer;
+      if (transfer->digests.empty()) write.position = -1;
+      return write;
+    }
+  }
+  return std::nullopt;
+}
+
+void Program::open_lasts(std::uint64_t counter, std::vector<std::shared_ptr<Transfer>>& opened) {
+  std::erase_if(lasts_, [&](const ProgramLast& last) {
+    if (counter < last.gate) return false;
+    last.transfer->last_open = true;
+    opened.push_back(last.transfer);
+    return true;
+  });
+}
+
+std::uint64_t Program::gate() const {
+  std::uint64_t gate = std::numeric_limits<std::uint64_t>::max();
+  if (layer_ < layer_end_) gate = step_ * kLayersPerStep + layer_ + 1;
+  for (const ProgramLast& last : lasts_) gate = std::min(gate, last.gate);
+  return gate;
+}
+
+void WriteQueue::drop_program(std::uint64_t step) {
+  std::erase_if(programs_, [step](const Program& program) { return program.step() == step; });
+}
+
+std::optional<Write> WriteQueue::peek(std::uint64_t counter) {
+  // A last write makes a request ready: first. Then by turns, so that neither a long hit nor a step starves the other.
+  if (auto write = peek_last()) return write;
+  auto write = programs_first_ ? peek_program(counter) : peek_ready();
+  return write ? write : programs_first_ ? peek_ready() : peek_program(counter);
+}
+
+void WriteQueue::advance() {
+  if (from_ == From::lasts) return lasts_.pop_front();
+  programs_first_ = from_ == From::ready;
+  (from_ == From::ready ? ready_ : programs_).front().advance();
+}
+
+std::optional<Write> WriteQueue::peek_last() {
+  while (!lasts_.empty() && lasts_.front()->given_up) lasts_.pop_front();
+  if (lasts_.empty()) return std::nullopt;
+  from_ = From::lasts;
+  const LastWrite& last = *lasts_.front()->last;
+  Write write;
+  write.transfer = lasts_.front();
+  write.src = last.src;
+  write.dst = last.dst;
+  write.length = last.length;
+  write.last = true;
+  return write;
+}
+
+std::optional<Write> WriteQueue::peek_ready() {
+  from_ = From::ready;
+  for (; !ready_.empty(); ready_.pop_front())
+    if (auto write = ready_.front().peek(0)) return write;
+  return std::nullopt;
+}
+
+std::optional<Write> WriteQueue::peek_program(std::uint64_t counter) {
+  from_ = From::programs;
+  for (; !programs_.empty(); programs_.pop_front()) {
+    if (auto write = programs_.front().peek(counter)) return write;
+    if (!programs_.front().finished()) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+void WriteQueue::open_lasts(std::uint64_t counter, std::vector<std::shared_ptr<Transfer>>& opened) {
+  for (Program& program : programs_) program.open_lasts(counter, opened);
+}
+
+std::uint64_t WriteQueue::gate() const {
+  return programs_.empty() ? std::numeric_limits<std::uint64_t>::max() : programs_.front().gate();
+}
+
+}  // namespace headrace::fabric

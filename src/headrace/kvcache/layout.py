@@ -1,0 +1,122 @@
+"""Where every byte of a KV pool lies: pages of all layers first, aux slots behind them. Pure arithmetic.
+
+Owns the shape of the KV memory and nothing in it; gateway and planner use it as the engine does. Layers are outermost,
+so that one layer is one contiguous view, and K and V of one head are adjacent, so that any range of heads of a page is
+one contiguous write:
+
+    [layer 0 | layer 1 | .. | layer L-1 | aux slot 0 | aux slot 1 | ..        ]   total_bytes, whole 2 MiB
+     page 0, page 1, ..                   64-byte aligned, stride aux_stride
+     [num_kv_heads, 2, page_size, head_dim] each
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from headrace.errors import InputError
+
+KVDtype = Literal["bf16", "fp32"]
+
+POOL_ALIGNMENT = 2 << 20
+"""Pools are whole huge pages: only those can be collapsed, and an alias of the pool ends where a mapping can end."""
+
+AUX_ALIGNMENT = 64
+"""One cache line: two aux slots, written by two peers, never share one."""
+
+_ITEMSIZE: dict[KVDtype, int] = {"bf16": 2, "fp32": 4}
+
+
+def num_pages_for(num_tokens: int, page_size: int) -> int:
+    """Pages that hold `num_tokens` tokens; none for none."""
+    if num_tokens < 0:
+        raise InputError("num_tokens", f"must be at least 0, is {num_tokens}")
+    _require_positive("page_size", page_size)
+    return -(-num_tokens // page_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """The KV of one rank: what is equal at both ends of a transfer (with equal sharding), whatever the pool sizes.
+
+    page_size is any number from 1 on: nothing here shifts or masks, and an odd one in a test finds what a power of
+    two hides. What a model's attention kernel takes is the model's business.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    page_size: int  # tokens
+    head_dim: int
+    dtype: KVDtype
+
+    def __post_init__(self) -> None:
+        for field in ("num_layers", "num_kv_heads", "page_size", "head_dim"):
+            _require_positive(field, getattr(self, field))
+        if self.dtype not in _ITEMSIZE:
+            raise InputError("dtype", f"must be one of {', '.join(get_args(KVDtype))}, is {self.dtype!r}")
+
+    @property
+    def itemsize(self) -> int:
+        return _ITEMSIZE[self.dtype]
+
+    @property
+    def head_bytes(self) -> int:
+        """K and V of one head of one page."""
+        return 2 * self.page_size * self.head_dim * self.itemsize
+
+    @property
+    def page_bytes(self) -> int:
+        """One page of one layer."""
+        return self.num_kv_heads * self.head_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLayout:
+    """One rank's KV memory: every byte offset that anybody reads or writes comes from here."""
+
+    kv: KVLayout
+    num_pages: int
+    num_aux_slots: int
+    aux_slot_bytes: int
+
+    def __post_init__(self) -> None:
+        for field in ("num_pages", "num_aux_slots", "aux_slot_bytes"):
+            _require_positive(field, getattr(self, field))
+
+    @property
+    def layer_stride(self) -> int:
+        return self.num_pages * self.kv.page_bytes
+
+    @property
+    def pages_bytes(self) -> int:
+        """All pages of all layers."""
+        return self.kv.num_layers * self.layer_stride
+
+    @property
+    def aux_stride(self) -> int:
+        return _round_up(self.aux_slot_bytes, AUX_ALIGNMENT)
+
+    @property
+    def total_bytes(self) -> int:
+        return _round_up(self.aux_offset(0) + self.num_aux_slots * self.aux_stride, POOL_ALIGNMENT)
+
+    def page_offset(self, layer: int, page: int) -> int:
+        _require_index("layer", layer, self.kv.num_layers)
+        _require_index("page", page, self.num_pages)
+        return layer * self.layer_stride + page * self.kv.page_bytes
+
+    def aux_offset(self, slot: int) -> int:
+        _require_index("slot", slot, self.num_aux_slots)
+        return _round_up(self.pages_bytes, AUX_ALIGNMENT) + slot * self.aux_stride
+
+
+def _round_up(value: int, alignment: int) -> int:
+    return -(-value // alignment) * alignment
+
+
+def _require_positive(field: str, value: int) -> None:
+    if value < 1:
+        raise InputError(field, f"must be at least 1, is {value}")
+
+
+def _require_index(field: str, value: int, count: int) -> None:
+    if not 0 <= value < count:
+        raise InputError(field, f"must be in 0..{count - 1}, is {value}")

@@ -1,0 +1,46 @@
+"""The KV memory as tensors: one view per layer, one array per aux slot, nothing copied.
+
+Owns nothing: the bytes are `PoolMemory`'s, their places `PoolLayout`'s. The only module of this room that loads torch,
+so nothing else here imports it.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.errors import InputError
+from headrace.kvcache.layout import KVDtype, PoolLayout
+from headrace.kvcache.memory import PoolMemory
+
+_TORCH_DTYPES: dict[KVDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def layer_views(memory: PoolMemory, layout: PoolLayout) -> list[torch.Tensor]:
+    """Per layer `[num_pages, num_kv_heads, 2, page_size, head_dim]` in the layout's dtype: K is [:, :, 0], V [:, :, 1].
+
+    The views share the memory with everybody who mapped it and keep it mapped. Raises InputError, Closed.
+    """
+    _require_room(memory, layout)
+    kv = layout.kv
+    shape = (layout.num_pages, kv.num_kv_heads, 2, kv.page_size, kv.head_dim)
+    return [
+        torch.frombuffer(
+            memory.bytes,
+            dtype=_TORCH_DTYPES[kv.dtype],
+            offset=layout.page_offset(layer, 0),
+            count=layout.layer_stride // kv.itemsize,
+        ).view(shape)
+        for layer in range(kv.num_layers)
+    ]
+
+
+def aux_view(memory: PoolMemory, layout: PoolLayout, slot: int) -> NDArray[np.uint8]:
+    """The bytes of one aux slot, writable, `[aux_slot_bytes] uint8`. Raises InputError, Closed."""
+    _require_room(memory, layout)
+    offset = layout.aux_offset(slot)
+    return memory.bytes[offset : offset + layout.aux_slot_bytes]
+
+
+def _require_room(memory: PoolMemory, layout: PoolLayout) -> None:
+    if memory.length < layout.total_bytes:
+        raise InputError("memory", f"must have at least {layout.total_bytes} bytes, has {memory.length}")

@@ -1,0 +1,499 @@
+"""The decoder's half of the KV messenger: tickets from their opening until no byte of theirs can land any more.
+
+Owns the open tickets, their slots and the handshakes with prefillers; shares the page pool with the loop it runs on.
+Knows no model, no scheduler and no clock: every call takes `now`, and nothing here waits. The life of a ticket is the
+table `life.DECODER`; this file turns fabric events, messages and timers into its events and carries out its effects.
+
+    open_ticket     slot taken, counter armed, Prefill sent; the pages are the messenger's from here on
+    handle          what the fabric told                    -> outcomes: Ready or TicketFailed, once per ticket
+    advance         deadlines and patience that are over
+    cancel          the client left
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InputError, ProtocolFault
+from headrace.fabric.interface import (
+    DigestId,
+    DigestsReady,
+    Event,
+    Fabric,
+    Imm,
+    MessageReceived,
+    PeerId,
+    Reached,
+    Surplus,
+)
+from headrace.kvcache.pages import PagePool
+from headrace.messenger import life
+from headrace.messenger.aux import AuxHeader, aux_bytes, digests_in
+from headrace.messenger.hello import Identity
+from headrace.messenger.life import DECODER, DecoderEffect, DecoderEvent, DecoderState
+from headrace.messenger.outcomes import DecoderOutcome, FailureReason, PeerSuspected, Ready, TicketFailed
+from headrace.messenger.plan import PromptPages
+from headrace.messenger.prefillers import Prefiller, Prefillers
+from headrace.messenger.slots import TicketSlots
+from headrace.protocol.messages import (
+    Cancel,
+    CancelAck,
+    Failed,
+    Hello,
+    HelloRefused,
+    Prefill,
+    Refused,
+    Ticket,
+    TicketClosed,
+    decode,
+    encode,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderOptions:
+    """Seconds. LOST: from Closed to Reached; PATIENCE: for a CancelAck, and again for the drain after it."""
+
+    verify_kv: bool = True
+    lost_write_s: float = 0.2
+    patience_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TicketRequest:
+    """What to fetch: the KV of positions [cached_len, n-1) of the n token ids, into `pages`, which are held once and
+    in no prefix index. `hashes` are of the prompt's whole pages from position 0, for the index when it is ready."""
+
+    request_id: str
+    prefiller: PeerId
+    lease: str
+    token_ids: tuple[int, ...]
+    cached_len: int
+    pages: tuple[int, ...]
+    hashes: tuple[bytes, ...]
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderStatistics:
+    num_open: int
+    num_quarantined_pages: int
+    num_ready: int
+    num_failed: dict[str, int]  # by reason
+    num_revokes: int
+    num_wrong_bytes: int  # tickets whose digests or counts were wrong
+    num_surplus: int
+    num_strange_messages: int  # malformed, or from somebody we do not know
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    """One open ticket. Only this module's effects change it."""
+
+    request: TicketRequest
+    prompt: PromptPages
+    ticket: Ticket
+    slot: int
+    imm: Imm
+    prefiller: Prefiller
+    expected: int
+    target: int
+    deadline: float
+    state: DecoderState = DecoderState.NEW
+    known: int | None = None  # num_posted
+    quarantined: bool = False
+    lost_at: float | None = None
+    patience_at: float | None = None
+    digest: DigestId | None = None
+    cached_len: int = 0  # of the header
+    failure: tuple[FailureReason, str, float] = ("fault", "", 0.0)
+
+
+class DecoderMessenger:
+    """`memory` is the pool's memory as `[total_bytes] uint8`, the same that `fabric` serves."""
+
+    def __init__(
+        self,
+        *,
+        fabric: Fabric,
+        identity: Identity,
+        pages: PagePool,
+        memory: NDArray[np.uint8],
+        rng: random.Random,
+        options: DecoderOptions = DecoderOptions(),
+    ) -> None:
+        self._fabric = fabric
+        self._identity = identity
+        self._layout = identity.pool
+        self._pages = pages
+        self._memory = memory
+        self._options = options
+        self._slots = TicketSlots(identity.pool.num_aux_slots, rng)
+        self._prefillers = Prefillers(fabric, identity)
+        self._entries: dict[Imm, _Entry] = {}
+        self._digests: dict[DigestId, _Entry] = {}
+        self._outcomes: list[DecoderOutcome] = []
+        self._now = 0.0
+        self._counts: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
+
+    # ---- what the role asks ------------------------------------------------------------------------------------
+
+    def greet(self, address: bytes, now: float) -> PeerId:
+        """Begin the handshake with the prefiller at this fabric address -> PeerReady or PeerRefused. Idempotent."""
+        return self._prefillers.greet(address, now)
+
+    def is_ready(self, peer: PeerId) -> bool:
+        prefiller = self._prefillers.get(peer)
+        return prefiller is not None and prefiller.state == "ready"
+
+    def try_open_ticket(self, request: TicketRequest, now: float) -> Imm | None:
+        """Ask the prefiller for the KV. None, and the pages stay the caller's, when it is not ready or every slot is
+        in use. Raises InputError when there is nothing to fetch or the pages are not those of the prompt."""
+        prompt = self._check_request(request)
+        prefiller = self._prefillers.get(request.prefiller)
+        if prefiller is None or prefiller.state != "ready" or prefiller.plan is None:
+            return None
+        taken = self._slots.try_take()
+        if taken is None:
+            return None
+        slot, imm = taken
+        expected = prefiller.plan.num_messages(prompt.num_sent, dst_rank=0)
+        entry = _Entry(
+            request=request,
+            prompt=prompt,
+            ticket=Ticket(decoder=self._identity.uuid, epoch=prefiller.epoch, imm=imm),
+            slot=slot,
+            imm=imm,
+            prefiller=prefiller,
+            expected=expected,
+            target=expected,
+            deadline=now + request.remaining_s,
+        )
+        self._entries[imm] = entry
+        self._now = now
+        self._apply(entry, DecoderEvent.OPENED)
+        return imm
+
+    def _check_request(self, request: TicketRequest) -> PromptPages:
+        page_size = self._layout.kv.page_size
+        prompt = PromptPages(num_tokens=len(request.token_ids), cached_len=request.cached_len, page_size=page_size)
+        if request.cached_len % page_size or not 0 <= request.cached_len < prompt.num_prefilled:
+            raise InputError(
+                "cached_len",
+                f"must be whole pages below the last prompt token ({prompt.num_prefilled}), is {request.cached_len}",
+            )
+        if len(request.pages) != prompt.num_sent:
+            raise InputError("pages", f"must be {prompt.num_sent} for this prompt, are {len(request.pages)}")
+        if aux_bytes(prompt.num_sent) > self._layout.aux_slot_bytes:
+            raise InputError("token_ids", f"{prompt.num_tokens} are more than an aux slot has digests for")
+        return prompt
+
+    def cancel(self, imm: Imm, now: float) -> None:
+        """The request is over (answered TicketFailed "cancelled" now); its pages come back when that is safe.
+        A ticket that has its answer already is left alone."""
+        entry = self._entries.get(imm)
+        if entry is not None:
+            self._now = now
+            self._fail(entry, DecoderEvent.CANCEL, "cancelled", "the request was cancelled")
+
+    def peer_exited(self, peer: PeerId, now: float) -> None:
+        """The prefiller's process is gone for good. Idempotent."""
+        prefiller = self._prefillers.get(peer)
+        if prefiller is not None:
+            self._now = now
+            self._prefillers.forget(prefiller)  # revokes first
+            self._revoked(prefiller, "peer_lost", "the prefiller has exited")
+
+    def peer_hung(self, peer: PeerId, now: float) -> None:
+        """The prefiller does not answer (or its link is cut): revoke it, and greet it again until it wakes."""
+        prefiller = self._prefillers.get(peer)
+        if prefiller is not None and prefiller.state == "ready":
+            self._now = now
+            self._revoke(prefiller, "peer_lost", "the prefiller does not answer")
+
+    # ---- what happens ------------------------------------------------------------------------------------------
+
+    def handle(self, events: Sequence[Event], now: float) -> None:
+        """Everything that the fabric told since the last call."""
+        self._now = now
+        for event in events:
+            self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case MessageReceived():
+                self._on_message(event.message)
+            case Reached():
+                self._on_reached(event)
+            case DigestsReady():
+                self._on_digests(event)
+            case Surplus():
+                self._counts["surplus"] += 1
+                entry = self._entries.get(event.imm)
+                if event.armed and entry is not None:
+                    self._fail(entry, DecoderEvent.CONTRADICTED, "fault", "more writes arrived than were posted")
+            case _:
+                pass  # a failed send is told by the deadline; a decoder opens no transfers
+
+    def advance(self, now: float) -> None:
+        """Carry out what is due."""
+        self._now = now
+        self._prefillers.repeat_hellos(now)
+        for entry in list(self._entries.values()):
+            if entry.lost_at is not None and entry.lost_at <= now:
+                entry.lost_at = None
+                text = f"not all of {entry.expected} writes arrived"
+                self._fail(entry, DecoderEvent.LOST_TIMER, "lost_write", text)
+            if entry.patience_at is not None and entry.patience_at <= now:
+                entry.patience_at = None
+                entry.failure = ("revoked", f"the prefiller did not account for {entry.ticket} in time", 0.0)
+                self._apply(entry, DecoderEvent.PATIENCE)
+            if entry.deadline <= now and entry.imm in self._entries:
+                entry.deadline = float("inf")
+                self._fail(entry, DecoderEvent.CANCEL, "deadline", "the deadline of the request passed")
+
+    def next_due(self) -> float | None:
+        """When `advance` has something to do next."""
+        due = [self._prefillers.next_repeat()]
+        for entry in self._entries.values():
+            due += [entry.deadline, entry.lost_at, entry.patience_at]
+        return min((at for at in due if at is not None and at != float("inf")), default=None)
+
+    def drain_outcomes(self) -> list[DecoderOutcome]:
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def _on_message(self, wire: bytes) -> None:
+        try:
+            message = decode(wire)
+        except ProtocolFault:
+            self._counts["strange"] += 1
+            return
+        match message:
+            case Hello():
+                self._tell(self._prefillers.answered(message))
+            case HelloRefused():
+                self._tell(self._prefillers.refused(message))
+            case Refused() | Failed() | CancelAck() | TicketClosed():
+                self._on_ticket_message(message)
+            case _:
+                self._counts["strange"] += 1
+
+    def _tell(self, outcome: DecoderOutcome | None) -> None:
+        if outcome is not None:
+            self._outcomes.append(outcome)
+
+    def _on_ticket_message(self, message: Refused | Failed | CancelAck | TicketClosed) -> None:
+        entry = self._entries.get(Imm(message.ticket.imm))
+        if entry is None or entry.ticket != message.ticket:
+            return  # about a ticket that is over: acknowledged, otherwise ignored
+        if entry.prefiller.uuid != message.sender:
+            self._counts["strange"] += 1
+            return
+        match message:
+            case Refused():
+                event = life.refused(known=entry.known)
+                self._fail(entry, event, "refused", f"{message.reason}: {message.text}", message.retry_after_s)
+            case Failed():
+                self._on_told(entry, message.num_posted, message.reason)
+            case CancelAck():
+                self._on_told(entry, message.num_posted, "cancelled by the prefiller")
+            case TicketClosed():
+                event = life.closed(num_posted=message.num_posted, known=entry.known, expected=entry.expected)
+                if event is DecoderEvent.CLOSED_TOLD and entry.known is None:
+                    entry.known = entry.expected
+                self._fail(entry, event, "fault", f"closed after {message.num_posted} of {entry.expected} writes")
+
+    def _on_told(self, entry: _Entry, num_posted: int, text: str) -> None:
+        event = life.told(num_posted=num_posted, known=entry.known, expected=entry.expected)
+        if event is DecoderEvent.TOLD:
+            entry.known = num_posted
+        self._fail(entry, event, "failed", text)
+
+    def _on_reached(self, event: Reached) -> None:
+        entry = self._entries.get(event.imm)
+        if entry is None:
+            return
+        happened = life.reached(arrivals=event.arrivals, target=entry.target)
+        if happened is DecoderEvent.REACHED:
+            entry.known = event.arrivals
+        self._fail(entry, happened, "fault", f"{event.arrivals} writes arrived, {entry.target} were posted")
+
+    def _header_is_right(self, entry: _Entry) -> bool:
+        header = AuxHeader.unpack(self._aux(entry))
+        entry.cached_len = header.cached_len
+        return (
+            header.ticket == entry.ticket
+            and header.num_messages == entry.expected
+            and header.cached_len % self._layout.kv.page_size == 0
+            and header.cached_len <= entry.prompt.num_prefilled
+        )
+
+    def _on_digests(self, event: DigestsReady) -> None:
+        entry = self._digests.pop(event.digest, None)
+        if entry is None or entry.digest != event.digest:
+            return
+        wrong = np.flatnonzero(event.digests != digests_in(self._aux(entry), entry.prompt.num_sent))
+        if len(wrong) == 0:
+            self._apply(entry, DecoderEvent.DIGESTS_EQUAL)
+        else:
+            text = f"the digests of {len(wrong)} pages differ, the first is position {wrong[0]}"
+            self._fail(entry, DecoderEvent.DIGESTS_DIFFER, "corrupt", text)
+
+    def _aux(self, entry: _Entry) -> NDArray[np.uint8]:
+        begin = self._layout.aux_offset(entry.slot)
+        return self._memory[begin : begin + self._layout.aux_slot_bytes]
+
+    # ---- effects -----------------------------------------------------------------------------------------------
+
+    def _fail(
+        self, entry: _Entry, event: DecoderEvent, reason: FailureReason, text: str, retry_after_s: float = 0.0
+    ) -> None:
+        """Apply an event; if it is the one that ends the request, this is why."""
+        if entry.state in (DecoderState.NEW, DecoderState.OPEN, DecoderState.VERIFYING):
+            entry.failure = (reason, text, retry_after_s)
+        self._apply(entry, event)
+
+    def _apply(self, entry: _Entry, event: DecoderEvent) -> None:
+        move = DECODER[entry.state, event]
+        entry.state = move.state
+        for effect in move.effects:
+            self._carry_out(entry, effect)
+
+    def _carry_out(self, entry: _Entry, effect: DecoderEffect) -> None:
+        match effect:
+            case DecoderEffect.ARM:
+                self._fabric.arm(entry.imm, entry.expected)
+            case DecoderEffect.SEND_PREFILL:
+                self._fabric.send(entry.prefiller.peer, self._prefill_message(entry))
+            case DecoderEffect.SEND_CANCEL:
+                cancel = Cancel(sender=self._identity.uuid, ticket=entry.ticket)
+                self._fabric.send(entry.prefiller.peer, encode(cancel))
+            case DecoderEffect.RETARGET:
+                assert entry.known is not None, "retarget without num_posted"
+                entry.target = entry.known
+                self._fabric.retarget(entry.imm, entry.target)
+            case DecoderEffect.START_DIGESTS:
+                self._start_digests(entry)
+            case DecoderEffect.START_LOST_TIMER:
+                entry.lost_at = self._now + self._options.lost_write_s if entry.lost_at is None else entry.lost_at
+            case DecoderEffect.START_PATIENCE:
+                entry.patience_at = self._now + self._options.patience_s
+            case DecoderEffect.SUSPECT_LINK:
+                self._counts["wrong_bytes"] += 1
+            case DecoderEffect.QUARANTINE_PAGES:
+                self._pages.quarantine(entry.request.pages)
+                entry.quarantined = True
+            case DecoderEffect.KEEP_PAGES:
+                self._index_pages(entry)
+            case DecoderEffect.FREE_PAGES:
+                give_back = self._pages.readmit if entry.quarantined else self._pages.release
+                give_back(entry.request.pages)
+            case DecoderEffect.REVOKE_PEER:
+                self._revoke(entry.prefiller, "revoked", "another ticket of this prefiller went wrong", cause=entry)
+            case DecoderEffect.CLOSE:
+                self._close(entry)
+            case DecoderEffect.ANSWER_READY:
+                self._answer_ready(entry)
+            case DecoderEffect.ANSWER_FAILED:
+                self._answer_failed(entry)
+
+    def _prefill_message(self, entry: _Entry) -> bytes:
+        return encode(
+            Prefill(
+                sender=self._identity.uuid,
+                ticket=entry.ticket,
+                request_id=entry.request.request_id,
+                lease=entry.request.lease,
+                token_ids=entry.request.token_ids,
+                pages=entry.request.pages,
+                aux_slot=entry.slot,
+                remaining_s=entry.request.remaining_s,
+            )
+        )
+
+    def _start_digests(self, entry: _Entry) -> None:
+        """Everything has landed; is it what was sent?"""
+        if not self._header_is_right(entry):
+            self._fail(entry, DecoderEvent.DIGESTS_DIFFER, "corrupt", "the aux header is not this ticket's")
+        elif not self._options.verify_kv:
+            self._apply(entry, DecoderEvent.DIGESTS_EQUAL)
+        else:
+            assert entry.prefiller.plan is not None, "a ticket was opened without a plan"
+            pages = np.array(entry.request.pages, dtype=np.int64)
+            reads = [route.reads(pages) for route in entry.prefiller.plan.into(0)]
+            entry.digest = self._fabric.submit_digest(reads, entry.prompt.num_sent)
+            self._digests[entry.digest] = entry
+
+    def _index_pages(self, entry: _Entry) -> None:
+        """Whole pages can be hit from now on; the tail page, still to be appended to, never."""
+        hashes = entry.request.hashes[entry.prompt.first : entry.prompt.num_prefilled // entry.prompt.page_size]
+        for page, page_hash in zip(entry.request.pages, hashes, strict=False):
+            self._pages.try_index(page, page_hash)
+
+    def _close(self, entry: _Entry) -> None:
+        self._fabric.disarm(entry.imm)
+        self._slots.give_back(entry.slot)
+        if entry.digest is not None:
+            self._digests.pop(entry.digest, None)
+        del self._entries[entry.imm]
+
+    def _answer_ready(self, entry: _Entry) -> None:
+        self._counts["ready"] += 1
+        cached_len = max(entry.request.cached_len, entry.cached_len)
+        self._outcomes.append(Ready(request_id=entry.request.request_id, imm=entry.imm, cached_len=cached_len))
+
+    def _answer_failed(self, entry: _Entry) -> None:
+        reason, text, retry_after_s = entry.failure
+        self._failures[reason] += 1
+        self._outcomes.append(
+            TicketFailed(
+                request_id=entry.request.request_id,
+                imm=entry.imm,
+                reason=reason,
+                text=text,
+                retry_after_s=retry_after_s,
+            )
+        )
+
+    def _revoke(self, prefiller: Prefiller, reason: FailureReason, text: str, cause: _Entry | None = None) -> None:
+        self._prefillers.revoke(prefiller, self._now)
+        self._counts["revokes"] += 1
+        self._outcomes.append(PeerSuspected(peer=prefiller.peer, text=cause.failure[1] if cause else text))
+        if cause is not None:
+            self._apply(cause, DecoderEvent.REVOKED)  # its own reason stands
+        self._revoked(prefiller, reason, text)
+
+    def _revoked(self, prefiller: Prefiller, reason: FailureReason, text: str) -> None:
+        for entry in [e for e in self._entries.values() if e.prefiller is prefiller]:
+            self._fail(entry, DecoderEvent.REVOKED, reason, text)
+
+    # ---- state shows itself ------------------------------------------------------------------------------------
+
+    def statistics(self) -> DecoderStatistics:
+        return DecoderStatistics(
+            num_open=len(self._entries),
+            num_quarantined_pages=sum(len(e.request.pages) for e in self._entries.values() if e.quarantined),
+            num_ready=self._counts["ready"],
+            num_failed=dict(self._failures),
+            num_revokes=self._counts["revokes"],
+            num_wrong_bytes=self._counts["wrong_bytes"],
+            num_surplus=self._counts["surplus"],
+            num_strange_messages=self._counts["strange"],
+        )
+
+    def check(self) -> None:
+        """Assert that slots, pages and tickets agree."""
+        assert self._slots.num_taken == len(self._entries), f"{self._slots!r}, {len(self._entries)} tickets"
+        quarantined = sum(len(e.request.pages) for e in self._entries.values() if e.quarantined)
+        assert quarantined == self._pages.statistics().num_quarantined, f"{quarantined} quarantined: {self._pages!r}"
+        self._pages.check()
+
+    def __repr__(self) -> str:
+        states = Counter(entry.state.name for entry in self._entries.values())
+        return f"DecoderMessenger({dict(states)}, {self._prefillers!r})"

@@ -1,0 +1,161 @@
+"""A prefiller's decoders: where it may write, under which epoch, and what it remembers of each ticket slot there.
+
+Owned by the prefiller messenger's loop. A decoder is known by its uuid; a restarted one is another. What is
+remembered of a slot is the newest generation seen and the answer to repeat: a Prefill that is not newer is never run,
+however late a second copy of it arrives. That bounds the tombstones by the number of slots, and they need no clock.
+"""
+
+import struct
+from dataclasses import dataclass, field
+
+from headrace.errors import HandshakeRefused
+from headrace.fabric.interface import Descriptor, Fabric, PeerId
+from headrace.kvcache.layout import PoolLayout
+from headrace.messenger.hello import Identity, check_hello
+from headrace.messenger.outcomes import PeerReady, PeerRefused
+from headrace.messenger.plan import Sharding, TransferPlan, plan_transfer
+from headrace.messenger.slots import generation_of, is_newer, slot_of
+from headrace.protocol.messages import Hello, HelloRefused, Ticket, encode
+
+FORGET_REFUSED_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """The newest use of a ticket slot, and what to answer when it is cancelled (again)."""
+
+    generation: int
+    num_posted: int = 0
+    num_unknown: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Decoder:
+    """One decoder as this prefiller sees it."""
+
+    peer: PeerId
+    uuid: str
+    epoch: int
+    pool: PoolLayout
+    plan: TransferPlan
+    tombstones: dict[int, Tombstone] = field(default_factory=dict)  # by slot, of this epoch
+
+    def is_new(self, ticket: Ticket) -> bool:
+        """Of the current epoch, and newer than everything seen of its slot."""
+        if ticket.epoch != self.epoch:
+            return False
+        seen = self.tombstones.get(slot_of(ticket.imm))
+        return seen is None or is_newer(generation_of(ticket.imm), than=seen.generation)
+
+    def remember(self, ticket: Ticket, *, num_posted: int = 0, num_unknown: int = 0) -> None:
+        """Unless a newer ticket has the slot already, or the epoch is over."""
+        seen = self.tombstones.get(slot_of(ticket.imm))
+        generation = generation_of(ticket.imm)
+        if ticket.epoch == self.epoch and (seen is None or not is_newer(seen.generation, than=generation)):
+            self.tombstones[slot_of(ticket.imm)] = Tombstone(
+                generation=generation, num_posted=num_posted, num_unknown=num_unknown
+            )
+
+    def remembered(self, ticket: Ticket) -> Tombstone | None:
+        """What is known of exactly this ticket."""
+        seen = self.tombstones.get(slot_of(ticket.imm))
+        is_it = seen is not None and ticket.epoch == self.epoch and seen.generation == generation_of(ticket.imm)
+        return seen if is_it else None
+
+
+class Decoders:
+    def __init__(self, fabric: Fabric, identity: Identity) -> None:
+        self._fabric = fabric
+        self._identity = identity
+        self._by_uuid: dict[str, Decoder] = {}
+        self._refused: dict[str, tuple[PeerId, float]] = {}  # uuid -> peer, when to forget it
+
+    def get(self, uuid: str) -> Decoder | None:
+        return self._by_uuid.get(uuid)
+
+    def of_peer(self, peer: PeerId) -> Decoder | None:
+        return next((decoder for decoder in self._by_uuid.values() if decoder.peer == peer), None)
+
+    def on_hello(self, hello: Hello, now: float) -> tuple[Decoder, PeerReady] | PeerRefused | None:
+        """A Hello of a new decoder, or of a new epoch, is adopted and answered: (decoder, PeerReady). A repeated one
+        is answered again (None), an older one is not. One that differs is refused."""
+        known = self._by_uuid.get(hello.sender)
+        if known is not None and hello.epoch <= known.epoch:
+            if hello.epoch == known.epoch:
+                self._answer(known)
+            return None
+        try:
+            pool = check_hello(self._identity, hello)
+            descriptor = self._checked_descriptor(hello, pool)
+        except HandshakeRefused as refusal:
+            return self._refuse(hello, refusal, now)
+        if known is None:
+            known = self._adopt(hello, pool)
+        known.epoch = hello.epoch
+        known.tombstones.clear()
+        self._fabric.connect(known.peer, descriptor)
+        self._answer(known)
+        return known, PeerReady(peer=known.peer, uuid=known.uuid, host=hello.host, pid=hello.pid)
+
+    @staticmethod
+    def _checked_descriptor(hello: Hello, pool: PoolLayout) -> Descriptor:
+        try:
+            descriptor = Descriptor.decode(hello.descriptor)
+        except struct.error as error:
+            raise HandshakeRefused("descriptor", "37 bytes", f"{len(hello.descriptor)} bytes") from error
+        if descriptor.length < pool.total_bytes:
+            raise HandshakeRefused("descriptor", f"{pool.total_bytes} bytes, as the pool says", descriptor.length)
+        return descriptor
+
+    def _adopt(self, hello: Hello, pool: PoolLayout) -> Decoder:
+        decoder = Decoder(
+            peer=self._fabric.add_peer(hello.address),
+            uuid=hello.sender,
+            epoch=hello.epoch,
+            pool=pool,
+            plan=plan_transfer(
+                Sharding(pool=self._identity.pool, num_ranks=self._identity.num_ranks),
+                Sharding(pool=pool, num_ranks=hello.pool.num_ranks),
+            ),
+        )
+        self._by_uuid[hello.sender] = decoder
+        return decoder
+
+    def _answer(self, decoder: Decoder) -> None:
+        answer = self._identity.hello(epoch=decoder.epoch, address=self._fabric.address, descriptor=b"")
+        self._fabric.send(decoder.peer, encode(answer))
+
+    def _refuse(self, hello: Hello, refusal: HandshakeRefused, now: float) -> PeerRefused | None:
+        is_first = hello.sender not in self._refused
+        peer = self._fabric.add_peer(hello.address) if is_first else self._refused[hello.sender][0]
+        self._refused[hello.sender] = (peer, now + FORGET_REFUSED_S)
+        answer = HelloRefused(
+            sender=self._identity.uuid,
+            epoch=hello.epoch,
+            address=self._fabric.address,
+            field=refusal.field,
+            ours=str(refusal.ours),
+            theirs=str(refusal.theirs),
+        )
+        self._fabric.send(peer, encode(answer))
+        return PeerRefused(peer=peer, field=refusal.field, text=str(refusal)) if is_first else None
+
+    def forget(self, decoder: Decoder) -> None:
+        """Its process has exited."""
+        self._fabric.remove_peer(decoder.peer)
+        del self._by_uuid[decoder.uuid]
+
+    def forget_refused(self, now: float) -> None:
+        """Peers that were told why, some time ago."""
+        for uuid in [uuid for uuid, (_, at) in self._refused.items() if at <= now]:
+            peer, _ = self._refused.pop(uuid)
+            self._fabric.remove_peer(peer)
+
+    def next_forget(self) -> float | None:
+        return min((at for _, at in self._refused.values()), default=None)
+
+    def __len__(self) -> int:
+        return len(self._by_uuid)
+
+    def __repr__(self) -> str:
+        return f"Decoders({len(self._by_uuid)})"

@@ -1,0 +1,101 @@
+"""The handshake's content: who we are, and what must be equal before a byte is written. Pure; owns no state."""
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from headrace.errors import HandshakeRefused
+from headrace.kvcache.layout import KVLayout, PoolLayout
+from headrace.protocol.messages import PROTOCOL_VERSION, Hello, PoolShape
+
+LAYOUT = "HND-KV"
+"""[num_pages, num_kv_heads, 2, page_size, head_dim] per layer: K and V of a head adjacent (DESIGN section 3)."""
+
+Role = Literal["prefiller", "decoder"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """One process. The uuid is drawn at its start: a restarted process is somebody else."""
+
+    uuid: str
+    role: Role
+    fingerprint: str
+    pool: PoolLayout
+    num_ranks: int
+    host: str
+    pid: int
+
+    @classmethod
+    def of_this_process(cls, *, role: Role, fingerprint: str, pool: PoolLayout) -> "Identity":
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return cls(
+            uuid=secrets.token_hex(16),
+            role=role,
+            fingerprint=fingerprint,
+            pool=pool,
+            num_ranks=1,
+            host=boot_id,
+            pid=os.getpid(),
+        )
+
+    def hello(self, *, epoch: int, address: bytes, descriptor: bytes) -> Hello:
+        kv = self.pool.kv
+        return Hello(
+            sender=self.uuid,
+            role=self.role,
+            protocol=PROTOCOL_VERSION,
+            epoch=epoch,
+            fingerprint=self.fingerprint,
+            layout=LAYOUT,
+            pool=PoolShape(
+                num_layers=kv.num_layers,
+                num_kv_heads=kv.num_kv_heads,
+                page_size=kv.page_size,
+                head_dim=kv.head_dim,
+                dtype=kv.dtype,
+                num_pages=self.pool.num_pages,
+                num_aux_slots=self.pool.num_aux_slots,
+                aux_slot_bytes=self.pool.aux_slot_bytes,
+                num_ranks=self.num_ranks,
+            ),
+            address=address,
+            descriptor=descriptor,
+            host=self.host,
+            pid=self.pid,
+        )
+
+
+def check_hello(ours: Identity, theirs: Hello) -> PoolLayout:
+    """-> the peer's pool. Raises HandshakeRefused naming the first field that differs."""
+    kv, shape = ours.pool.kv, theirs.pool
+    other_role: Role = "decoder" if ours.role == "prefiller" else "prefiller"
+    must_be_equal: tuple[tuple[str, object, object], ...] = (
+        ("protocol", PROTOCOL_VERSION, theirs.protocol),
+        ("role", other_role, theirs.role),
+        ("fingerprint", ours.fingerprint, theirs.fingerprint),
+        ("layout", LAYOUT, theirs.layout),
+        ("dtype", kv.dtype, shape.dtype),
+        ("page_size", kv.page_size, shape.page_size),
+        ("num_layers", kv.num_layers, shape.num_layers),
+        ("num_kv_heads", kv.num_kv_heads, shape.num_kv_heads),
+        ("head_dim", kv.head_dim, shape.head_dim),
+        ("num_ranks", ours.num_ranks, shape.num_ranks),
+    )
+    for field, mine, other in must_be_equal:
+        if mine != other:
+            raise HandshakeRefused(field, mine, other)
+    return PoolLayout(
+        kv=KVLayout(
+            num_layers=kv.num_layers,
+            num_kv_heads=kv.num_kv_heads,
+            page_size=kv.page_size,
+            head_dim=kv.head_dim,
+            dtype=kv.dtype,
+        ),
+        num_pages=shape.num_pages,
+        num_aux_slots=shape.num_aux_slots,
+        aux_slot_bytes=shape.aux_slot_bytes,
+    )

@@ -1,0 +1,97 @@
+"""Leases: how many prompt tokens a prefiller lets gateways queue up at it. Owned by the prefiller messenger's loop.
+
+A lease is a credit for one prompt. What it still holds shrinks as its chunks are computed, and the next request is
+granted when the rest fits, so that the prefiller always has the next step's work and seldom more:
+
+    capacity      what may be outstanding: two steps' worth by default
+    reserve       one chunk of it, kept for the interactive tier
+
+A prompt longer than the capacity is granted when nothing else of its tier is outstanding: it must run some time. A
+lease ends with its last chunk computed, with Refused, Failed, Cancel or its return, or after 2 s without a Prefill.
+"""
+
+from dataclasses import dataclass
+
+from headrace.errors import InputError
+from headrace.protocol.messages import Tier
+
+UNUSED_LEASE_S = 2.0
+
+
+@dataclass(slots=True)
+class _Lease:
+    request_id: str
+    tier: Tier
+    num_tokens: int  # not yet computed
+    unused_until: float | None  # None once its Prefill came
+
+
+class Leases:
+    def __init__(self, *, capacity_tokens: int, reserve_tokens: int) -> None:
+        if not 0 <= reserve_tokens < capacity_tokens:
+            raise InputError(
+                "reserve_tokens", f"must be in 0..{capacity_tokens - 1} (below the capacity), is {reserve_tokens}"
+            )
+        self._capacity = capacity_tokens
+        self._reserve = reserve_tokens
+        self._leases: dict[str, _Lease] = {}
+        self._num_granted = 0
+
+    @property
+    def outstanding_tokens(self) -> int:
+        return sum(lease.num_tokens for lease in self._leases.values())
+
+    def try_grant(self, request_id: str, *, num_tokens: int, tier: Tier, now: float) -> str | None:
+        """-> the lease, or None when the request must wait at its gateway. A repeated Reserve gets its old lease."""
+        for name, lease in self._leases.items():
+            if lease.request_id == request_id:
+                return name
+        if not self._fits(num_tokens, tier):
+            return None
+        self._num_granted += 1
+        name = f"{self._num_granted}"
+        self._leases[name] = _Lease(request_id, tier, num_tokens, now + UNUSED_LEASE_S)
+        return name
+
+    def _fits(self, num_tokens: int, tier: Tier) -> bool:
+        everything = self.outstanding_tokens
+        if tier == "flex":
+            return everything == 0 or everything + num_tokens <= self._capacity - self._reserve
+        interactive = sum(lease.num_tokens for lease in self._leases.values() if lease.tier == "interactive")
+        return (
+            everything + num_tokens <= self._capacity  # there is room for anybody
+            or interactive + num_tokens <= self._reserve  # the reserve, which background prompts never use up
+            or interactive == 0  # behind background work only: a long prompt of this tier must run some time
+        )
+
+    def use(self, lease: str, request_id: str) -> bool:
+        """The request's Prefill came. False when the lease is unknown, ended, another's, or was used before."""
+        entry = self._leases.get(lease)
+        if entry is None or entry.request_id != request_id or entry.unused_until is None:
+            return False
+        entry.unused_until = None
+        return True
+
+    def computed(self, lease: str, num_tokens: int) -> None:
+        """A chunk of the prompt is done, or need not be computed; the last one ends the lease."""
+        entry = self._leases.get(lease)
+        if entry is None:
+            return
+        entry.num_tokens -= num_tokens
+        if entry.num_tokens <= 0:
+            del self._leases[lease]
+
+    def end(self, lease: str) -> None:
+        """Idempotent: refused, failed, cancelled, returned by the gateway."""
+        self._leases.pop(lease, None)
+
+    def expire(self, now: float) -> None:
+        """Drop leases that no Prefill used in time."""
+        for name in [n for n, e in self._leases.items() if e.unused_until is not None and e.unused_until <= now]:
+            del self._leases[name]
+
+    def next_expiry(self) -> float | None:
+        return min((e.unused_until for e in self._leases.values() if e.unused_until is not None), default=None)
+
+    def __repr__(self) -> str:
+        return f"Leases({len(self._leases)} open, {self.outstanding_tokens} of {self._capacity} tokens)"

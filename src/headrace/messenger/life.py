@@ -1,0 +1,348 @@
+"""The life of a ticket, once for each side, as tables: (state, event) -> next state and the effects to carry out.
+
+Owns no state and does nothing: the messenger's loop looks a move up, stores the new state, then carries out the
+effects in order. What a decision hangs on beside the state (counts, generations) is turned into an event by the small
+functions at the end. The tables are total: an event that changes nothing stands in `idle`, so none is forgotten.
+
+                 Reached           digests equal
+    NEW -> OPEN ---------> VERIFYING -----------> CLOSED        the request owns the pages
+             |  \\                 \\ differ, cancelled           the pages are free: everything has landed
+             |   \\ Failed, lost    \\-----------> CLOSED
+      cancel |    \\------> DRAINING -----------> CLOSED         Reached at num_posted, or the peer was revoked
+             |                ^
+             |---> CANCELLING-|  CancelAck
+
+                                    writes completed
+    UNSEEN -> OPEN -> SENDING ----------------------> DONE      OPEN: list open, the engine has the job
+               |         |  cancel, deadline, newer epoch       SENDING: list not done, the engine has left
+               |         '--> DRAINING --------------> DONE     ENDED, DRAINING: the same two, list closed early
+               |--> ENDED ----^ engine left                     SETTLED: list done, the engine has not left
+               |      '--> SETTLED --------------------> DONE   DONE: all given back; num_posted is remembered
+               '----------^ writes completed
+"""
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
+
+# ---- the decoder's side ----------------------------------------------------------------------------------------
+
+
+class DecoderState(Enum):
+    NEW = auto()  # slot and pages taken, nobody knows of it
+    OPEN = auto()  # counter armed, Prefill sent
+    VERIFYING = auto()  # everything has landed, digests are being compared
+    CANCELLING = auto()  # answered, pages quarantined, num_posted not known
+    DRAINING = auto()  # answered, pages quarantined until arrivals == num_posted
+    CLOSED = auto()  # counter disarmed, slot given back; what still comes for it is ignored
+
+
+class DecoderEvent(Enum):
+    OPENED = auto()  # the request was accepted: slot and pages are taken
+    REACHED = auto()  # the armed target is met
+    DIGESTS_EQUAL = auto()
+    DIGESTS_DIFFER = auto()  # or the aux header is another ticket's
+    CANCEL = auto()  # abort, or the request's deadline
+    REFUSED = auto()  # nothing was or will be posted
+    TOLD = auto()  # num_posted learnt from Failed or CancelAck
+    TOLD_AGAIN = auto()  # the num_posted that is known already
+    CLOSED_TOLD = auto()  # the prefiller says that everything was posted and completed
+    CONTRADICTED = auto()  # the peer broke the rules of counting
+    LOST_TIMER = auto()  # the time from CLOSED_TOLD to Reached is over
+    PATIENCE = auto()  # the time for CancelAck, or for the drain, is over
+    REVOKED = auto()  # no write of the peer can land any more (`revoke` returned), for whichever ticket's sake
+
+
+class DecoderEffect(Enum):
+    ARM = auto()
+    SEND_PREFILL = auto()
+    SEND_CANCEL = auto()
+    RETARGET = auto()  # the counter to num_posted
+    START_DIGESTS = auto()  # check the aux header, and the digests where that is on: DIGESTS_EQUAL or _DIFFER follows
+    START_LOST_TIMER = auto()  # once: a repeated Closed does not prolong it
+    START_PATIENCE = auto()  # or start it anew
+    SUSPECT_LINK = auto()  # count bytes that came wrong or not at all
+    QUARANTINE_PAGES = auto()  # neither the request's nor free
+    KEEP_PAGES = auto()  # the request owns them
+    FREE_PAGES = auto()  # safe to reuse from here on
+    REVOKE_PEER = auto()  # revoke, then REVOKED for every open ticket of the peer, this one too
+    CLOSE = auto()  # stop timers, disarm, give the slot back (with the next generation)
+    ANSWER_READY = auto()
+    ANSWER_FAILED = auto()
+
+
+# ---- the prefiller's side --------------------------------------------------------------------------------------
+
+
+class PrefillerState(Enum):
+    UNSEEN = auto()
+    OPEN = auto()  # list open, the engine has the job
+    SENDING = auto()  # the engine has left, the list is not done
+    ENDED = auto()  # list closed early (num_posted is final), writes outstanding, the engine has not left
+    DRAINING = auto()  # list closed early, writes outstanding, the engine has left
+    SETTLED = auto()  # every posted write has completed, the engine has not left
+    DONE = auto()  # everything given back: the tombstone
+
+
+class PrefillerEvent(Enum):
+    PREFILL = auto()  # a new ticket; its lease is used and its source pages are taken
+    REFUSE = auto()  # a new ticket that cannot be run: no lease, no room, too long, malformed
+    PREFILL_STALE = auto()  # a ticket that is not newer than what is remembered of its slot, or of an older epoch
+    CANCEL = auto()
+    STEP_FAILED = auto()  # a step with this ticket failed, or the engine gave the job up
+    DEADLINE = auto()
+    LIST_DONE = auto()  # every write was posted and completed
+    LIST_FAILED = auto()  # every posted write has completed; some in error, or some were never posted
+    ENGINE_LEFT = auto()  # no running or later step touches the source pages
+    NEWER_EPOCH = auto()  # the decoder revoked us and said Hello again
+    TARGET_EXITED = auto()  # the decoder's process is gone and `remove_peer` returned
+
+
+class PrefillerEffect(Enum):
+    REMEMBER = auto()  # the slot's newest generation is this one; num_posted 0 until a list is open
+    OPEN_LIST = auto()
+    START_JOB = auto()
+    DROP_JOB = auto()  # the engine is to forget it; ENGINE_LEFT follows when no running step has it
+    CLOSE_LIST = auto()  # nothing more is posted; yields num_posted
+    END_LEASE = auto()
+    RELEASE_SOURCE = auto()
+    SEND_REFUSED = auto()
+    SEND_FAILED = auto()
+    SEND_CANCEL_ACK = auto()
+    SEND_CLOSED = auto()
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------
+
+State = TypeVar("State", bound=Enum)
+Event = TypeVar("Event", bound=Enum)
+Effect = TypeVar("Effect", bound=Enum)
+
+
+class Move(NamedTuple, Generic[State, Effect]):  # a tuple, because a table's rows read better without keywords
+    state: State
+    effects: tuple[Effect, ...]
+
+
+DecoderMove = Move[DecoderState, DecoderEffect]
+PrefillerMove = Move[PrefillerState, PrefillerEffect]
+
+
+def _table(
+    moves: Mapping[State, Mapping[Event, Move[State, Effect]]], idle: Mapping[State, tuple[Event, ...]]
+) -> Mapping[tuple[State, Event], Move[State, Effect]]:
+    """Flatten; every event of every state must be listed exactly once, as a move or as idle."""
+    table: dict[tuple[State, Event], Move[State, Effect]] = {}
+    for state, of_state in moves.items():
+        assert not set(of_state) & set(idle[state]), f"{state}: an event both moves and idles"
+        table.update({(state, event): move for event, move in of_state.items()})
+        table.update({(state, event): Move(state, ()) for event in idle[state]})
+    return MappingProxyType(table)
+
+
+def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
+    S, E, F = DecoderState, DecoderEvent, DecoderEffect  # noqa: N806, short so that a row fits a line
+    ready = Move(S.CLOSED, (F.KEEP_PAGES, F.CLOSE, F.ANSWER_READY))
+    # The pages are back before the answer is given, so that a retry finds them.
+    failed = Move(S.CLOSED, (F.FREE_PAGES, F.CLOSE, F.ANSWER_FAILED))
+    wrong = Move(S.CLOSED, (F.SUSPECT_LINK, F.FREE_PAGES, F.CLOSE, F.ANSWER_FAILED))
+    freed = Move(S.CLOSED, (F.FREE_PAGES, F.CLOSE))
+    moves = {
+        S.NEW: {
+            # Armed first: the peer must not know an imm that nobody counts.
+            E.OPENED: Move(S.OPEN, (F.ARM, F.SEND_PREFILL)),
+            E.CANCEL: failed,
+            E.REVOKED: failed,
+        },
+        S.OPEN: {
+            E.REACHED: Move(S.VERIFYING, (F.START_DIGESTS,)),
+            E.CANCEL: Move(S.CANCELLING, (F.QUARANTINE_PAGES, F.SEND_CANCEL, F.START_PATIENCE, F.ANSWER_FAILED)),
+            E.REFUSED: failed,
+            E.TOLD: Move(S.DRAINING, (F.QUARANTINE_PAGES, F.RETARGET, F.START_PATIENCE, F.ANSWER_FAILED)),
+            E.CLOSED_TOLD: Move(S.OPEN, (F.START_LOST_TIMER,)),
+            E.LOST_TIMER: Move(S.DRAINING, (F.SUSPECT_LINK, F.QUARANTINE_PAGES, F.START_PATIENCE, F.ANSWER_FAILED)),
+            E.CONTRADICTED: Move(S.OPEN, (F.REVOKE_PEER,)),
+            E.REVOKED: failed,
+        },
+        S.VERIFYING: {
+            E.DIGESTS_EQUAL: ready,
+            E.DIGESTS_DIFFER: wrong,
+            E.CANCEL: failed,  # all that can be posted has landed: nothing to tell, nothing to wait for
+            E.REFUSED: Move(S.VERIFYING, (F.REVOKE_PEER,)),
+            E.CONTRADICTED: Move(S.VERIFYING, (F.REVOKE_PEER,)),
+            E.REVOKED: failed,
+        },
+        S.CANCELLING: {
+            E.REACHED: freed,  # `expected` arrived before the peer saw the Cancel: there is nothing beyond it
+            E.REFUSED: freed,
+            E.TOLD: Move(S.DRAINING, (F.RETARGET, F.START_PATIENCE)),
+            E.TOLD_AGAIN: Move(S.DRAINING, (F.START_PATIENCE,)),
+            E.CLOSED_TOLD: Move(S.DRAINING, (F.START_PATIENCE,)),  # the counter stands at `expected` already
+            E.CONTRADICTED: Move(S.CANCELLING, (F.REVOKE_PEER,)),
+            E.PATIENCE: Move(S.CANCELLING, (F.REVOKE_PEER,)),
+            E.REVOKED: freed,
+        },
+        S.DRAINING: {
+            E.REACHED: freed,
+            E.REFUSED: freed,  # num_posted is 0: CancelAck overtook it
+            E.CONTRADICTED: Move(S.DRAINING, (F.REVOKE_PEER,)),
+            E.PATIENCE: Move(S.DRAINING, (F.REVOKE_PEER,)),
+            E.REVOKED: freed,
+        },
+        S.CLOSED: {},
+    }
+    idle = {
+        S.NEW: tuple(e for e in E if e not in (E.OPENED, E.CANCEL, E.REVOKED)),
+        S.OPEN: (E.OPENED, E.DIGESTS_EQUAL, E.DIGESTS_DIFFER, E.TOLD_AGAIN, E.PATIENCE),
+        S.VERIFYING: (
+            E.OPENED,
+            E.REACHED,
+            E.TOLD,  # not reached: `told` knows num_posted from Reached on
+            E.TOLD_AGAIN,
+            E.CLOSED_TOLD,
+            E.LOST_TIMER,
+            E.PATIENCE,
+        ),
+        S.CANCELLING: (E.OPENED, E.DIGESTS_EQUAL, E.DIGESTS_DIFFER, E.CANCEL, E.LOST_TIMER),
+        S.DRAINING: (
+            E.OPENED,
+            E.DIGESTS_EQUAL,
+            E.DIGESTS_DIFFER,
+            E.CANCEL,
+            E.TOLD,
+            E.TOLD_AGAIN,
+            E.CLOSED_TOLD,
+            E.LOST_TIMER,
+        ),
+        S.CLOSED: tuple(E),
+    }
+    return _table(moves, idle)
+
+
+def _prefiller_table() -> Mapping[tuple[PrefillerState, PrefillerEvent], PrefillerMove]:
+    S, E, F = PrefillerState, PrefillerEvent, PrefillerEffect  # noqa: N806
+    acknowledge = (F.SEND_CANCEL_ACK,)  # idempotent: the same num_posted as often as it is asked for
+    stop = (F.CLOSE_LIST, F.DROP_JOB, F.END_LEASE)
+    moves = {
+        S.UNSEEN: {
+            E.PREFILL: Move(S.OPEN, (F.REMEMBER, F.OPEN_LIST, F.START_JOB)),
+            # Remembered: a second copy of this Prefill must not find room after the decoder reused the pages.
+            E.REFUSE: Move(S.DONE, (F.REMEMBER, F.END_LEASE, F.SEND_REFUSED)),
+            E.PREFILL_STALE: Move(S.UNSEEN, (F.END_LEASE,)),
+            E.CANCEL: Move(S.DONE, (F.REMEMBER, F.SEND_CANCEL_ACK)),
+        },
+        S.OPEN: {
+            E.CANCEL: Move(S.ENDED, (*stop, F.SEND_CANCEL_ACK)),
+            E.STEP_FAILED: Move(S.ENDED, (*stop, F.SEND_FAILED)),
+            E.DEADLINE: Move(S.ENDED, (*stop, F.SEND_FAILED)),
+            E.NEWER_EPOCH: Move(S.ENDED, stop),
+            E.LIST_DONE: Move(S.SETTLED, (F.SEND_CLOSED,)),
+            E.LIST_FAILED: Move(S.SETTLED, (F.DROP_JOB, F.END_LEASE, F.SEND_FAILED)),
+            E.TARGET_EXITED: Move(S.SETTLED, (F.DROP_JOB, F.END_LEASE)),
+            E.ENGINE_LEFT: Move(S.SENDING, (F.END_LEASE,)),
+        },
+        S.SENDING: {
+            E.CANCEL: Move(S.DRAINING, (F.CLOSE_LIST, F.SEND_CANCEL_ACK)),
+            E.STEP_FAILED: Move(S.DRAINING, (F.CLOSE_LIST, F.SEND_FAILED)),
+            E.DEADLINE: Move(S.DRAINING, (F.CLOSE_LIST, F.SEND_FAILED)),
+            E.NEWER_EPOCH: Move(S.DRAINING, (F.CLOSE_LIST,)),
+            E.LIST_DONE: Move(S.DONE, (F.RELEASE_SOURCE, F.SEND_CLOSED)),
+            E.LIST_FAILED: Move(S.DONE, (F.RELEASE_SOURCE, F.SEND_FAILED)),
+            E.TARGET_EXITED: Move(S.DONE, (F.RELEASE_SOURCE,)),
+        },
+        S.ENDED: {
+            E.CANCEL: Move(S.ENDED, acknowledge),
+            E.LIST_DONE: Move(S.SETTLED, ()),
+            E.LIST_FAILED: Move(S.SETTLED, ()),
+            E.TARGET_EXITED: Move(S.SETTLED, ()),
+            E.ENGINE_LEFT: Move(S.DRAINING, ()),
+        },
+        S.DRAINING: {
+            E.CANCEL: Move(S.DRAINING, acknowledge),
+            E.LIST_DONE: Move(S.DONE, (F.RELEASE_SOURCE,)),
+            E.LIST_FAILED: Move(S.DONE, (F.RELEASE_SOURCE,)),
+            E.TARGET_EXITED: Move(S.DONE, (F.RELEASE_SOURCE,)),
+        },
+        S.SETTLED: {
+            E.CANCEL: Move(S.SETTLED, acknowledge),
+            E.ENGINE_LEFT: Move(S.DONE, (F.END_LEASE, F.RELEASE_SOURCE)),
+        },
+        S.DONE: {
+            E.CANCEL: Move(S.DONE, acknowledge),
+            E.PREFILL_STALE: Move(S.DONE, (F.END_LEASE,)),
+        },
+    }
+    starts = (E.PREFILL, E.REFUSE, E.PREFILL_STALE)  # never Refused here: the first copy may be running
+    idle = {
+        S.UNSEEN: (
+            E.STEP_FAILED,
+            E.DEADLINE,
+            E.LIST_DONE,
+            E.LIST_FAILED,
+            E.ENGINE_LEFT,
+            E.NEWER_EPOCH,
+            E.TARGET_EXITED,
+        ),
+        S.OPEN: starts,
+        S.SENDING: (*starts, E.ENGINE_LEFT),
+        S.ENDED: (*starts, E.STEP_FAILED, E.DEADLINE, E.NEWER_EPOCH),
+        S.DRAINING: (*starts, E.STEP_FAILED, E.DEADLINE, E.NEWER_EPOCH, E.ENGINE_LEFT),
+        S.SETTLED: (
+            *starts,
+            E.STEP_FAILED,  # after its last write had completed: the decoder has all of it
+            E.DEADLINE,
+            E.LIST_DONE,
+            E.LIST_FAILED,
+            E.NEWER_EPOCH,
+            E.TARGET_EXITED,
+        ),
+        S.DONE: tuple(e for e in E if e not in (E.CANCEL, E.PREFILL_STALE)),
+    }
+    return _table(moves, idle)
+
+
+DECODER = _decoder_table()
+PREFILLER = _prefiller_table()
+
+
+# ---- guards: what the state alone does not say, as events ------------------------------------------------------
+
+
+def reached(*, arrivals: int, target: int) -> DecoderEvent:
+    """The event of Reached. `target` is the counter's newest, which a Reached from before a retarget may miss."""
+    # Targets only sink, so a miss means more arrivals than writes.
+    return DecoderEvent.REACHED if arrivals == target else DecoderEvent.CONTRADICTED
+
+
+def told(*, num_posted: int, known: int | None, expected: int) -> DecoderEvent:
+    """The event of Failed or CancelAck. `known` is num_posted as far as the decoder knows it: by an earlier message,
+    or `expected` once that many arrived."""
+    if num_posted > expected or known not in (None, num_posted):
+        return DecoderEvent.CONTRADICTED
+    return DecoderEvent.TOLD if known is None else DecoderEvent.TOLD_AGAIN
+
+
+def closed(*, num_posted: int, known: int | None, expected: int) -> DecoderEvent:
+    """The event of Closed, which is only sent when everything was posted."""
+    if num_posted != expected or known not in (None, expected):
+        return DecoderEvent.CONTRADICTED
+    return DecoderEvent.CLOSED_TOLD
+
+
+def refused(*, known: int | None) -> DecoderEvent:
+    """The event of Refused, which says that num_posted is 0."""
+    return DecoderEvent.REFUSED if known in (None, 0) else DecoderEvent.CONTRADICTED
+
+
+def prefill(*, is_new: bool, may_run: bool) -> PrefillerEvent:
+    """The event of Prefill. `is_new`: of the current epoch, and newer than what is remembered of its slot. It is
+    asked first: a second copy finds its lease used, and Refused would free pages that the first one writes."""
+    if not is_new:
+        return PrefillerEvent.PREFILL_STALE
+    return PrefillerEvent.PREFILL if may_run else PrefillerEvent.REFUSE
+
+
+def list_done(*, complete: bool, num_failed: int) -> PrefillerEvent:
+    """The event of TransferDone."""
+    return PrefillerEvent.LIST_DONE if complete and num_failed == 0 else PrefillerEvent.LIST_FAILED

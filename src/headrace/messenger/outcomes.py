@@ -1,0 +1,83 @@
+"""What the messengers tell their role: plain records, drained in batches. Each accepted ticket gets one answer."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.fabric.interface import Imm, PeerId
+from headrace.protocol.messages import Ticket
+
+FailureReason = Literal[
+    "refused", "failed", "cancelled", "deadline", "lost_write", "corrupt", "peer_lost", "revoked", "fault"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The KV of [h, n-1) is in the request's pages, which are its own again."""
+
+    request_id: str
+    imm: Imm
+    cached_len: int  # max(h, p), tokens that nobody computed for this request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TicketFailed:
+    """The ticket is over for its request. Its pages stay with the messenger, which frees them when that is safe."""
+
+    request_id: str
+    imm: Imm
+    reason: FailureReason
+    text: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerReady:
+    """The handshake of this epoch is complete. On the same host `pid` is to be watched for its exit."""
+
+    peer: PeerId
+    uuid: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRefused:
+    """The two will never exchange pages: `field` differs."""
+
+    peer: PeerId
+    field: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSuspected:
+    """The peer lost a write, broke the protocol or did not answer in time; it was revoked and is greeted anew."""
+
+    peer: PeerId
+    text: str
+
+
+DecoderOutcome = Ready | TicketFailed | PeerReady | PeerRefused | PeerSuspected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillJob:
+    """A prompt to compute: positions [cached_len, num_tokens - 1), into `pages` (page table from position 0)."""
+
+    ticket: Ticket
+    request_id: str
+    token_ids: tuple[int, ...]
+    pages: tuple[int, ...]
+    cached_len: int  # p
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDropped:
+    """Compute no further step for this ticket; a step that runs is still to be committed or failed."""
+
+    ticket: Ticket
+
+
+PrefillerOutcome = PrefillJob | JobDropped | PeerReady | PeerRefused

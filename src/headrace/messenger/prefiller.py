@@ -1,0 +1,585 @@
+"""The prefiller's half of the KV messenger: from a decoder's Prefill to the reuse of the source pages.
+
+Owns leases, running tickets and the handshakes with decoders; shares the page pool with the loop it runs on. Knows no
+model and no clock: every call takes `now`, and nothing here waits. The life of a ticket is the table `life.PREFILLER`;
+this file turns messages, fabric results, steps and timers into its events and carries out its effects.
+
+    handle          a Prefill arrived: refused, or its source pages are taken, its list is open  -> PrefillJob
+                    pages that the prefix index had already are posted at once
+    begin_step      the writes of a step's chunks, before the model runs it; it raises the layer counter itself
+    commit_step     the step is computed: its whole pages may be hit from now on
+    fail_step       it is not: nothing of it is posted any more
+    JobDropped      cancelled, failed or revoked: plan no further chunk (drain outcomes before planning a step)
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InputError, ProtocolFault
+from headrace.fabric.interface import (
+    Event,
+    Fabric,
+    Imm,
+    LastWrite,
+    MessageReceived,
+    PageWrites,
+    PeerId,
+    TransferDone,
+    TransferId,
+)
+from headrace.kvcache.layout import num_pages_for
+from headrace.kvcache.pages import PagePool
+from headrace.kvcache.prefix import hit_tokens, page_hashes
+from headrace.messenger import life
+from headrace.messenger.aux import DIGESTS_AT, AuxHeader, aux_bytes
+from headrace.messenger.decoders import Decoder, Decoders
+from headrace.messenger.hello import Identity
+from headrace.messenger.leases import Leases
+from headrace.messenger.life import PREFILLER, PrefillerEffect, PrefillerEvent, PrefillerState
+from headrace.messenger.outcomes import JobDropped, PeerReady, PeerRefused, PrefillerOutcome, PrefillJob
+from headrace.messenger.plan import PromptPages
+from headrace.protocol.messages import (
+    AnyMessage,
+    Cancel,
+    CancelAck,
+    Failed,
+    Granted,
+    Hello,
+    Prefill,
+    RefusalReason,
+    Refused,
+    Reserve,
+    Ticket,
+    TicketClosed,
+    Wait,
+    decode,
+    encode,
+)
+
+HOLDING = (PrefillerState.SENDING, PrefillerState.DRAINING)
+"""The engine is through with the pages and only the decoder's slowness keeps them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillerOptions:
+    """`lease_tokens`: two steps' worth; `reserve_tokens`: a chunk of it for the interactive tier. `held_share`: of the
+    pool, what one decoder may keep by not taking it. `retry_after_s`: told with a refusal for want of room."""
+
+    lease_tokens: int = 1024
+    reserve_tokens: int = 256
+    held_share: float = 1 / 3
+    retry_after_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens [begin, end) of a ticket's prompt, computed in one step."""
+
+    ticket: Ticket
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillerStatistics:
+    num_tickets: int
+    num_held_pages: int  # kept by decoders that have not taken them
+    num_leased_tokens: int
+    num_accepted: int
+    num_refused: dict[str, int]  # by reason
+    num_closed: int  # everything posted and completed
+    num_strange_messages: int  # malformed, or from somebody we do not know
+
+
+@dataclass(slots=True, kw_only=True)
+class _Source:
+    """What an accepted ticket holds here."""
+
+    message: Prefill
+    transfer: TransferId
+    prompt: PromptPages
+    pages: tuple[int, ...]  # page table from position 0
+    hashes: list[bytes]  # of the whole pages of [0, n-1)
+    cached_len: int  # p
+    staging: int  # our aux slot
+    computed: int  # tokens whose step is committed, from 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """One ticket. Only this module's effects change it."""
+
+    ticket: Ticket
+    decoder: Decoder
+    lease: str | None = None  # None: cancelled before it was seen
+    state: PrefillerState = PrefillerState.UNSEEN
+    accepted: _Source | None = None
+    deadline: float = float("inf")
+    in_step: bool = False
+    num_posted: int = 0
+    num_unknown: int = 0
+    reason: str = ""
+    refusal: tuple[RefusalReason, str, float] = ("malformed", "", 0.0)
+
+    @property
+    def source(self) -> _Source:
+        assert self.accepted is not None, f"{self.ticket} was not accepted, or is over"
+        return self.accepted
+
+
+@dataclass(slots=True)
+class _Step:
+    chunks: tuple[Chunk, ...]
+    has_program: bool
+    jobs: list[_Job] = field(default_factory=list)
+
+
+class PrefillerMessenger:
+    """`memory` is the pool's memory as `[total_bytes] uint8`, the same that `fabric` serves."""
+
+    def __init__(
+        self,
+        *,
+        fabric: Fabric,
+        identity: Identity,
+        pages: PagePool,
+        memory: NDArray[np.uint8],
+        options: PrefillerOptions = PrefillerOptions(),
+    ) -> None:
+        self._fabric = fabric
+        self._identity = identity
+        self._layout = identity.pool
+        self._pages = pages
+        self._memory = memory
+        self._options = options
+        self._leases = Leases(capacity_tokens=options.lease_tokens, reserve_tokens=options.reserve_tokens)
+        self._decoders = Decoders(fabric, identity)
+        self._jobs: dict[Ticket, _Job] = {}
+        self._of_transfer: dict[TransferId, _Job] = {}
+        self._free_staging = list(range(identity.pool.num_aux_slots))
+        self._steps: dict[int, _Step] = {}
+        self._outcomes: list[PrefillerOutcome] = []
+        self._now = 0.0
+        self._counts: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
+
+    # ---- what the role asks ------------------------------------------------------------------------------------
+
+    def reserve(self, message: Reserve, now: float) -> Granted | Wait:
+        """A gateway asks for a lease."""
+        self._leases.expire(now)
+        lease = self._leases.try_grant(message.request_id, num_tokens=message.num_tokens, tier=message.tier, now=now)
+        if lease is None:
+            return Wait(
+                sender=self._identity.uuid,
+                request_id=message.request_id,
+                num_queued_tokens=self._leases.outstanding_tokens,
+            )
+        return Granted(sender=self._identity.uuid, request_id=message.request_id, lease=lease)
+
+    def return_lease(self, lease: str) -> None:
+        """The gateway does not use it (the decoder had no room). Idempotent."""
+        self._leases.end(lease)
+
+    def begin_step(self, step: int, chunks: Sequence[Chunk]) -> None:
+        """Hand the fabric what each layer of this step is to send, before the model runs it. Steps rise.
+
+        Raises InputError for a chunk that does not continue its prompt or whose ticket was dropped.
+        """
+        jobs = [self._check_chunk(chunk) for chunk in chunks]
+        if step in self._steps:
+            raise InputError("step", f"{step} has begun already")
+        writes: list[tuple[TransferId, PageWrites]] = []
+        last: list[tuple[TransferId, int, LastWrite]] = []
+        for job, chunk in zip(jobs, chunks, strict=True):
+            assert job.transfer is not None and job.source is not None, "an open job has a transfer and a source"
+            prompt = job.source.prompt
+            writes += [
+                (job.source.transfer, w) for w in self._writes_of(job, prompt.completed_by(chunk.begin, chunk.end))
+            ]
+            if chunk.end == prompt.num_prefilled:
+                last.append((job.source.transfer, self._layout.kv.num_layers, self._last_of(job)))
+            job.in_step = True
+        if writes or last:
+            self._fabric.submit_program(step, writes, last)
+        self._steps[step] = _Step(tuple(chunks), bool(writes or last), jobs)
+
+    def _check_chunk(self, chunk: Chunk) -> _Job:
+        job = self._jobs.get(chunk.ticket)
+        if job is None or job.state is not PrefillerState.OPEN or job.in_step:
+            raise InputError("chunk", f"ticket {chunk.ticket} is not waiting for a step")
+        if chunk.begin != job.source.computed or not chunk.begin < chunk.end <= job.source.prompt.num_prefilled:
+            raise InputError(
+                "chunk",
+                f"must continue at {job.source.computed} and end by {job.source.prompt.num_prefilled}, "
+                f"is [{chunk.begin}, {chunk.end})",
+            )
+        return job
+
+    def commit_step(self, step: int, now: float) -> None:
+        """Every layer of the step is computed and the counter stands at its end."""
+        self._now = now
+        ended = self._steps.pop(step)
+        for job, chunk in zip(ended.jobs, ended.chunks, strict=True):
+            job.in_step = False
+            job.source.computed = chunk.end
+            self._index_pages(job.source, chunk)
+            self._leases.computed(job.source.message.lease, chunk.end - chunk.begin)
+            if chunk.end == job.source.prompt.num_prefilled or job.state is not PrefillerState.OPEN:
+                self._apply(job, PrefillerEvent.ENGINE_LEFT)
+
+    def fail_step(self, step: int, reason: str, now: float) -> None:
+        """The step failed in the middle: what its layers had not computed is never sent. Called before the layer
+        counter moves on."""
+        self._now = now
+        ended = self._steps.pop(step)
+        if ended.has_program:
+            self._fabric.fail_step(step)
+        for job in ended.jobs:
+            job.in_step = False
+            job.reason = reason
+            was_open = job.state is PrefillerState.OPEN
+            self._apply(job, PrefillerEvent.STEP_FAILED)
+            if not was_open:
+                self._apply(job, PrefillerEvent.ENGINE_LEFT)
+
+    def peer_exited(self, peer: PeerId, now: float) -> None:
+        """The decoder's process is gone for good: nothing reads the source pages for it. Idempotent."""
+        self._now = now
+        decoder = self._decoders.of_peer(peer)
+        if decoder is None:
+            return
+        self._decoders.forget(decoder)
+        for job in [j for j in self._jobs.values() if j.decoder is decoder]:
+            self._apply(job, PrefillerEvent.TARGET_EXITED)
+
+    # ---- what happens ------------------------------------------------------------------------------------------
+
+    def handle(self, events: Sequence[Event], now: float) -> None:
+        """Everything that the fabric told since the last call. Results first: a list that is done cannot be closed
+        any more, and a Cancel drained beside its result must find it."""
+        self._now = now
+        for event in events:
+            if isinstance(event, TransferDone):
+                self._on_transfer_done(event)
+        for event in events:
+            if isinstance(event, MessageReceived):
+                self._on_message(event.message)
+
+    def advance(self, now: float) -> None:
+        """Carry out what is due."""
+        self._now = now
+        self._leases.expire(now)
+        self._decoders.forget_refused(now)
+        for job in [j for j in self._jobs.values() if j.deadline <= now]:
+            job.deadline = float("inf")
+            job.reason = "the deadline of the ticket passed"
+            self._apply(job, PrefillerEvent.DEADLINE)
+
+    def next_due(self) -> float | None:
+        """When `advance` has something to do next."""
+        due = [self._leases.next_expiry(), self._decoders.next_forget(), *(j.deadline for j in self._jobs.values())]
+        return min((at for at in due if at is not None and at != float("inf")), default=None)
+
+    def drain_outcomes(self) -> list[PrefillerOutcome]:
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def _on_transfer_done(self, event: TransferDone) -> None:
+        job = self._of_transfer.pop(event.transfer, None)
+        if job is None:
+            return  # its decoder has exited
+        job.num_posted = event.num_posted
+        job.num_unknown = event.num_failed
+        job.reason = job.reason or event.text
+        self._apply(job, life.list_done(complete=event.complete, num_failed=event.num_failed))
+
+    def _on_message(self, wire: bytes) -> None:
+        try:
+            message = decode(wire)
+        except ProtocolFault:
+            self._counts["strange"] += 1
+            return
+        match message:
+            case Hello():
+                self._on_hello(message)
+            case Prefill() | Cancel():
+                decoder = self._decoders.get(message.sender)
+                if decoder is None or message.ticket.decoder != message.sender:
+                    self._counts["strange"] += 1
+                elif isinstance(message, Prefill):
+                    self._on_prefill(decoder, message)
+                else:
+                    self._on_cancel(decoder, message.ticket)
+            case _:
+                self._counts["strange"] += 1
+
+    def _on_hello(self, message: Hello) -> None:
+        match self._decoders.on_hello(message, self._now):
+            case (Decoder() as decoder, PeerReady() as ready):
+                for job in [j for j in self._jobs.values() if j.decoder is decoder]:
+                    self._apply(job, PrefillerEvent.NEWER_EPOCH)
+                self._outcomes.append(ready)
+            case PeerRefused() as refused:
+                self._outcomes.append(refused)
+
+    def _on_prefill(self, decoder: Decoder, message: Prefill) -> None:
+        job = self._jobs.get(message.ticket)
+        if job is not None:
+            self._apply(job, PrefillerEvent.PREFILL_STALE)
+            return
+        job = _Job(ticket=message.ticket, decoder=decoder, lease=message.lease)
+        is_new = decoder.is_new(message.ticket)
+        if is_new:
+            self._admit(job, message)
+        self._apply(job, life.prefill(is_new=is_new, may_run=job.accepted is not None))
+
+    def _on_cancel(self, decoder: Decoder, ticket: Ticket) -> None:
+        job = self._jobs.get(ticket)
+        if job is None:
+            job = _Job(ticket=ticket, decoder=decoder)
+            tombstone = decoder.remembered(ticket)
+            if tombstone is not None:
+                job.state = PrefillerState.DONE
+                job.num_posted, job.num_unknown = tombstone.num_posted, tombstone.num_unknown
+            elif not decoder.is_new(ticket):
+                return  # of an older epoch or an older use of the slot: over at the decoder
+        self._apply(job, PrefillerEvent.CANCEL)
+
+    # ---- admission ---------------------------------------------------------------------------------------------
+
+    def _admit(self, job: _Job, message: Prefill) -> None:
+        """Take lease, source pages and staging slot, or none of them and say why in `job.refusal`."""
+        page_size = self._layout.kv.page_size
+        num_tokens = len(message.token_ids)
+        num_pages = num_pages_for(max(0, num_tokens - 1), page_size)
+        cached_len = (num_pages - len(message.pages)) * page_size
+        prompt = PromptPages(num_tokens=num_tokens, cached_len=cached_len, page_size=page_size)
+        refusal = self._reason_to_refuse(job.decoder, message, num_pages)
+        if refusal is None:
+            refusal = self._take_source(job, prompt, message)
+        if refusal is not None:
+            job.refusal = refusal
+
+    def _reason_to_refuse(
+        self, decoder: Decoder, message: Prefill, num_pages: int
+    ) -> tuple[RefusalReason, str, float] | None:
+        pool, retry_after_s = decoder.pool, self._options.retry_after_s
+        if not 1 <= len(message.pages) <= num_pages:
+            return "malformed", f"pages: must be 1..{num_pages} for this prompt, are {len(message.pages)}", 0.0
+        if max(message.pages) >= pool.num_pages or message.aux_slot >= pool.num_aux_slots:
+            return "malformed", "pages, aux_slot: must lie in the pool that Hello named", 0.0
+        too_many_digests = aux_bytes(len(message.pages)) > min(self._layout.aux_slot_bytes, pool.aux_slot_bytes)
+        if num_pages > self._layout.num_pages or too_many_digests:
+            limit = self._layout.num_pages * self._layout.kv.page_size
+            return "too_long", f"{len(message.token_ids)} tokens, the prefiller holds {limit}", 0.0
+        held = sum(len(j.source.pages) for j in self._jobs.values() if self._is_held(j, decoder))
+        if held > self._options.held_share * self._layout.num_pages:
+            return "held_cap", f"this decoder has not taken {held} pages of earlier tickets", retry_after_s
+        if not self._free_staging:
+            return "no_room", "every aux slot is in use", retry_after_s
+        return None
+
+    @staticmethod
+    def _is_held(job: _Job, decoder: Decoder) -> bool:
+        return job.decoder is decoder and job.state in HOLDING
+
+    def _take_source(self, job: _Job, prompt: PromptPages, message: Prefill) -> tuple[RefusalReason, str, float] | None:
+        page_size = prompt.page_size
+        salt = self._identity.fingerprint.encode()
+        hashes = page_hashes(message.token_ids[: prompt.num_prefilled], page_size, salt)
+        hits = self._pages.prefix.lookup(hashes)
+        cached_len = hit_tokens(len(hits), prompt.num_tokens, page_size)
+        self._pages.pin(hits)
+        private = self._pages.try_allocate(prompt.end - len(hits))
+        if private is None:
+            self._pages.release(hits)
+            return "no_room", "the prefiller's pages are in use", self._options.retry_after_s
+        if not self._leases.use(message.lease, message.request_id):
+            self._pages.release((*hits, *private))
+            return "no_lease", f"lease {message.lease!r} is not {message.request_id}'s, or is over", 0.0
+        job.accepted = _Source(
+            message=message,
+            transfer=self._fabric.open_transfer(job.decoder.peer, Imm(job.ticket.imm), num_pages=prompt.num_sent),
+            prompt=prompt,
+            pages=(*hits, *private),
+            hashes=hashes,
+            cached_len=cached_len,
+            staging=self._free_staging.pop(),
+            computed=cached_len,
+        )
+        job.deadline = self._now + message.remaining_s
+        return None
+
+    # ---- effects -----------------------------------------------------------------------------------------------
+
+    def _apply(self, job: _Job, event: PrefillerEvent) -> None:
+        move = PREFILLER[job.state, event]
+        job.state = move.state
+        for effect in move.effects:
+            self._carry_out(job, effect)
+
+    def _carry_out(self, job: _Job, effect: PrefillerEffect) -> None:
+        match effect:
+            case PrefillerEffect.REMEMBER:
+                job.decoder.remember(job.ticket)
+            case PrefillerEffect.OPEN_LIST:
+                self._open_list(job)
+            case PrefillerEffect.START_JOB:
+                self._start_job(job)
+            case PrefillerEffect.DROP_JOB:
+                self._drop_job(job)
+            case PrefillerEffect.CLOSE_LIST:
+                job.num_posted = self._fabric.close_transfer(job.source.transfer)
+            case PrefillerEffect.END_LEASE:
+                if job.lease is not None:
+                    self._leases.end(job.lease)
+            case PrefillerEffect.RELEASE_SOURCE:
+                self._release_source(job)
+            case PrefillerEffect.SEND_REFUSED:
+                self._send_refused(job)
+            case PrefillerEffect.SEND_FAILED:
+                self._send(job, self._failed(job))
+            case PrefillerEffect.SEND_CANCEL_ACK:
+                self._send(
+                    job,
+                    CancelAck(
+                        sender=self._identity.uuid,
+                        ticket=job.ticket,
+                        num_posted=job.num_posted,
+                        num_unknown=job.num_unknown,
+                    ),
+                )
+            case PrefillerEffect.SEND_CLOSED:
+                self._counts["closed"] += 1
+                self._send(job, TicketClosed(sender=self._identity.uuid, ticket=job.ticket, num_posted=job.num_posted))
+
+    def _send(self, job: _Job, message: AnyMessage) -> None:
+        self._fabric.send(job.decoder.peer, encode(message))
+
+    def _failed(self, job: _Job) -> Failed:
+        return Failed(
+            sender=self._identity.uuid,
+            ticket=job.ticket,
+            num_posted=job.num_posted,
+            num_unknown=job.num_unknown,
+            reason=job.reason,
+        )
+
+    def _send_refused(self, job: _Job) -> None:
+        reason, text, retry_after_s = job.refusal
+        self._refusals[reason] += 1
+        self._send(
+            job,
+            Refused(
+                sender=self._identity.uuid, ticket=job.ticket, reason=reason, text=text, retry_after_s=retry_after_s
+            ),
+        )
+
+    def _open_list(self, job: _Job) -> None:
+        """The write list, and on it what needs no step: the pages that the prefix index had."""
+        prompt = job.source.prompt
+        self._counts["accepted"] += 1
+        self._jobs[job.ticket] = job
+        self._of_transfer[job.source.transfer] = job
+        AuxHeader(
+            ticket=job.ticket,
+            cached_len=job.source.cached_len,
+            num_messages=job.decoder.plan.num_messages(prompt.num_sent, dst_rank=0),
+        ).pack_into(self._staging(job.source.staging))
+        for writes in self._writes_of(job, prompt.present(job.source.cached_len)):
+            self._fabric.submit_pages(job.source.transfer, writes)
+        if job.source.cached_len == prompt.num_prefilled:
+            self._fabric.submit_last(job.source.transfer, self._last_of(job))
+
+    def _start_job(self, job: _Job) -> None:
+        self._leases.computed(job.source.message.lease, job.source.cached_len)
+        if job.source.cached_len == job.source.prompt.num_prefilled:
+            self._apply(job, PrefillerEvent.ENGINE_LEFT)
+            return
+        self._outcomes.append(
+            PrefillJob(
+                ticket=job.ticket,
+                request_id=job.source.message.request_id,
+                token_ids=job.source.message.token_ids,
+                pages=job.source.pages,
+                cached_len=job.source.cached_len,
+                remaining_s=job.source.message.remaining_s,
+            )
+        )
+
+    def _drop_job(self, job: _Job) -> None:
+        self._outcomes.append(JobDropped(ticket=job.ticket))
+        if not job.in_step:
+            self._apply(job, PrefillerEvent.ENGINE_LEFT)
+
+    def _release_source(self, job: _Job) -> None:
+        self._pages.release(job.source.pages)
+        self._free_staging.append(job.source.staging)
+        job.decoder.remember(job.ticket, num_posted=job.num_posted, num_unknown=job.num_unknown)
+        del self._jobs[job.ticket]
+        # Still there when the target has exited: then the result tells nobody anything.
+        self._of_transfer.pop(job.source.transfer, None)
+        job.accepted = None
+
+    def _writes_of(self, job: _Job, pages: range) -> list[PageWrites]:
+        """The messages of these pages of the prompt (page numbers from position 0), one record per route."""
+        if not pages:
+            return []
+        positions = np.arange(pages.start, pages.stop, dtype=np.int64) - job.source.prompt.first
+        src_pages = np.array(job.source.pages[pages.start : pages.stop], dtype=np.int64)
+        dst_pages = np.array(job.source.message.pages, dtype=np.int64)[positions]
+        return [
+            route.writes(src_pages=src_pages, dst_pages=dst_pages, positions=positions)
+            for route in job.decoder.plan.into(0)
+        ]
+
+    def _last_of(self, job: _Job) -> LastWrite:
+        return LastWrite(
+            src_offset=self._layout.aux_offset(job.source.staging),
+            dst_offset=job.decoder.pool.aux_offset(job.source.message.aux_slot),
+            length=aux_bytes(job.source.prompt.num_sent),
+            digests_at=DIGESTS_AT,
+        )
+
+    def _staging(self, slot: int) -> NDArray[np.uint8]:
+        begin = self._layout.aux_offset(slot)
+        return self._memory[begin : begin + self._layout.aux_slot_bytes]
+
+    def _index_pages(self, source: _Source, chunk: Chunk) -> None:
+        """Whole pages that this chunk completed; hashes are of whole pages only, so the tail page never enters."""
+        page_size = source.prompt.page_size
+        for page in range(chunk.begin // page_size, min(chunk.end // page_size, len(source.hashes))):
+            self._pages.try_index(source.pages[page], source.hashes[page])
+
+    # ---- state shows itself ------------------------------------------------------------------------------------
+
+    def statistics(self) -> PrefillerStatistics:
+        held = [job.source for job in self._jobs.values() if job.state in HOLDING]
+        return PrefillerStatistics(
+            num_tickets=len(self._jobs),
+            num_held_pages=sum(len(source.pages) for source in held),
+            num_leased_tokens=self._leases.outstanding_tokens,
+            num_accepted=self._counts["accepted"],
+            num_refused=dict(self._refusals),
+            num_closed=self._counts["closed"],
+            num_strange_messages=self._counts["strange"],
+        )
+
+    def check(self) -> None:
+        """Assert that staging slots, transfers, pages and tickets agree."""
+        num_slots = self._layout.num_aux_slots
+        assert len(self._free_staging) + len(self._jobs) == num_slots, f"staging slots leak: {self!r}"
+        assert all(job.accepted is not None for job in self._jobs.values()), "an open ticket without a source"
+        assert set(self._of_transfer) <= {job.source.transfer for job in self._jobs.values()}, (
+            f"transfers leak: {self!r}"
+        )
+        self._pages.check()
+
+    def __repr__(self) -> str:
+        states = Counter(job.state.name for job in self._jobs.values())
+        return f"PrefillerMessenger({dict(states)}, {self._decoders!r}, {self._leases!r})"

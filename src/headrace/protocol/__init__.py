@@ -1,0 +1,1 @@
+"""What travels between processes: msgspec structs, tagged and closed. Knows no transport and keeps no state."""

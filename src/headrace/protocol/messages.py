@@ -1,0 +1,171 @@
+"""The messages of PROTOCOL as closed, tagged structs, and their one encoding (msgpack).
+
+Owns no state; used by every process. A message that does not decode is refused whole: `decode` raises ProtocolFault
+with the field. All of them are idempotent and may arrive in any order. Deadlines travel as remaining seconds, never
+as a time of day. Every message names its sender by the uuid that the process drew at its start.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from headrace.errors import ProtocolFault
+
+PROTOCOL_VERSION = 1
+
+Tier = Literal["interactive", "flex"]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Uuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+Imm32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A decoder's one-time permission to write a request's pages. `epoch` rises with every revoke of the pair."""
+
+    decoder: Uuid
+    epoch: Count
+    imm: Imm32
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
+    """Any message. `sender` is what its content claims; proving it is the business of the transport's MAC."""
+
+    sender: Uuid
+
+
+class PoolShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What must be known of a peer's KV pool to write into it. Sizes in bytes, counts, or as named."""
+
+    num_layers: Positive
+    num_kv_heads: Positive
+    page_size: Positive
+    head_dim: Positive
+    dtype: str
+    num_pages: Positive
+    num_aux_slots: Positive
+    aux_slot_bytes: Positive
+    num_ranks: Positive
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """Both ways. A decoder's opens `epoch` with the descriptor of a fresh grant; a prefiller's answer repeats it."""
+
+    role: Literal["prefiller", "decoder"]
+    protocol: Count
+    epoch: Count
+    fingerprint: str  # of the model's weights and configuration
+    layout: str  # name of the byte order inside a page
+    pool: PoolShape
+    address: bytes  # of the sender's fabric endpoint
+    descriptor: bytes  # empty in a prefiller's answer: nobody writes there
+    host: str  # boot id: equal on one host
+    pid: Positive
+
+
+class HelloRefused(Message, frozen=True, kw_only=True):
+    """The answer to a Hello that differs in `field`. `address` is the refusing endpoint's."""
+
+    epoch: Count
+    address: bytes
+    field: str
+    ours: str
+    theirs: str
+
+
+class Prefill(Message, frozen=True, kw_only=True):
+    """decoder -> prefiller. `pages` are the decoder's page ids for positions [h, n-1) of the n token ids, in order."""
+
+    ticket: Ticket
+    request_id: str
+    lease: str
+    token_ids: tuple[Count, ...]
+    pages: tuple[Count, ...]
+    aux_slot: Count
+    remaining_s: Seconds
+
+
+class Cancel(Message, frozen=True, kw_only=True):
+    """decoder -> prefiller. Post nothing more under this ticket, whether it was seen or not."""
+
+    ticket: Ticket
+
+
+RefusalReason = Literal["no_lease", "no_room", "too_long", "held_cap", "stale", "malformed"]
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """prefiller -> decoder. Nothing was or will be posted under this ticket."""
+
+    ticket: Ticket
+    reason: RefusalReason
+    text: str
+    retry_after_s: Seconds
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """prefiller -> decoder. The list is closed; of num_posted writes num_unknown completed in error."""
+
+    ticket: Ticket
+    num_posted: Count
+    num_unknown: Count
+    reason: str
+
+
+class CancelAck(Message, frozen=True, kw_only=True):
+    """prefiller -> decoder. The answer to Cancel; num_posted is final."""
+
+    ticket: Ticket
+    num_posted: Count
+    num_unknown: Count
+
+
+class TicketClosed(Message, frozen=True, kw_only=True):
+    """prefiller -> decoder (PROTOCOL: Closed). Everything was posted and has completed here; not awaited."""
+
+    ticket: Ticket
+    num_posted: Count
+
+
+class Reserve(Message, frozen=True, kw_only=True):
+    """gateway -> prefiller: a lease for a prompt of num_tokens."""
+
+    request_id: str
+    num_tokens: Positive
+    tier: Tier
+    remaining_s: Seconds
+
+
+class Granted(Message, frozen=True, kw_only=True):
+    """prefiller -> gateway."""
+
+    request_id: str
+    lease: str
+
+
+class Wait(Message, frozen=True, kw_only=True):
+    """prefiller -> gateway: no room now; ask again later."""
+
+    request_id: str
+    num_queued_tokens: Count
+
+
+AnyMessage = (
+    Hello | HelloRefused | Prefill | Cancel | Refused | Failed | CancelAck | TicketClosed | Reserve | Granted | Wait
+)
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: AnyMessage) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def decode(wire: bytes) -> AnyMessage:
+    """Raises ProtocolFault naming the field when `wire` is no message of this version."""
+    try:
+        return _DECODER.decode(wire)
+    except msgspec.DecodeError as fault:
+        raise ProtocolFault(f"not a headrace message: {fault}") from fault

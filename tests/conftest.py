@@ -1,0 +1,38 @@
+"""What all tests share: the device marks, and hypothesis without deadlines."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Two cores are shared with whatever else runs: a slow example is no finding. CI repeats its examples exactly.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("house-ci", settings.get_profile("house"), derandomize=True)
+settings.load_profile("house-ci" if os.environ.get("CI") else "house")
+
+
+def has_gpu() -> bool:
+    return any(Path("/proc/driver/nvidia/gpus").glob("*"))
+
+
+def infiniband_drivers() -> set[str]:
+    links = Path("/sys/class/infiniband").glob("*/device/driver")
+    return {link.resolve().name for link in links}
+
+
+DEVICES: Mapping[str, Callable[[], bool]] = {
+    "gpu": has_gpu,
+    "efa": lambda: "efa" in infiniband_drivers(),
+    "verbs": lambda: bool(infiniband_drivers() - {"efa"}),
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests whose device is not here: they count as deselected, not as passed."""
+    absent = {mark for mark, is_here in DEVICES.items() if not is_here()}
+    left_out = [item for item in items if any(item.get_closest_marker(mark) for mark in absent)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]

@@ -1,0 +1,304 @@
+"""The world that a ticket lives in, small enough to be explored whole: two processes, a network, writes, faults.
+
+Both processes carry out the tables of `headrace.messenger.life`; everything else here is the adversary. Messages
+arrive in any order; each loop carries out one effect after the other while the rest of the world goes on; a write
+lands at any later time, in two halves, whether or not it completed at its writer. What is left out: bytes, layers and
+the identity of a page (a ticket's pages share one fate). A `World` is thawed from a hashable key, changed by one move
+of `ticket_moves`, and frozen again.
+
+    writes    one code each, sorted because the rules only count them: where it is, then what its writer knows
+
+              f flying -> h half landed -> l landed        o outstanding -> c completed
+              x lost: it will never land                                 -> e completed in error
+              v void: lands in nobody's page; w: and its imm has arrived
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from headrace.messenger import life
+from headrace.messenger.life import DecoderEffect, DecoderEvent, DecoderState, PrefillerEffect, PrefillerEvent, PrefillerState
+
+DecoderTable = Mapping[tuple[DecoderState, DecoderEvent], life.DecoderMove]
+PrefillerTable = Mapping[tuple[PrefillerState, PrefillerEvent], life.PrefillerMove]
+Key = tuple[Any, ...]
+Rules = dict[tuple[str, str], tuple[str, tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Which world: its size, how many faults of which kinds, and (for proofs that the check can fail) what is broken."""
+
+    num_tickets: int = 1
+    expected: int = 3  # writes of one ticket, the aux write included
+    num_steps: int = 2  # forward steps of one prefill; 0: the prefiller had every page
+    num_faults: int = 0  # of any kind in `faults`
+    faults: frozenset[str] = frozenset()
+    cancels: bool = True  # users abort, requests have deadlines
+    patience: bool = True
+    restart: bool = False  # a decoder that died comes back, at the same address
+    decoder: DecoderTable = field(default_factory=lambda: life.DECODER)
+    prefiller: PrefillerTable = field(default_factory=lambda: life.PREFILLER)
+    revoke_stops_halves: bool = True  # False: only the registration is closed, the alias stays
+    fresh_keys: bool = True  # False: a restarted process registers under its predecessor's key
+    next_generation: bool = True  # False: a slot comes back with the imm that it had
+
+
+def rules_of(table: Mapping[Any, Any]) -> Rules:
+    """By name: strings hash and compare faster than enum members, and make readable traces."""
+    return {
+        (state.name, event.name): (move.state.name, tuple(effect.name for effect in move.effects))
+        for (state, event), move in table.items()
+    }
+
+
+TICKET_FIELDS = (
+    # decoder
+    "near",  # DecoderState, or WAITING before the request was accepted
+    "process",  # which of the decoder's processes
+    "session",  # epochs and restarts, counted as one number; the ticket was opened in this one
+    "known",
+    "pages",  # none, held, quarantined, kept, free
+    "answer",
+    "digests",
+    "lost_timer",
+    "patience",
+    "target",  # None: not armed
+    "arrivals",
+    "reached",  # Reached that were told and not yet taken: the arrivals of each
+    "surplus",
+    # the wire
+    "writes",
+    "bad",  # wrong bytes have landed
+    # prefiller
+    "far",
+    "remembered",
+    "final",  # num_posted as remembered
+    "list",  # none, open, complete, closed
+    "done",  # its TransferDone was taken
+    "job",  # none, queued, step, dropping, leaving (out, ENGINE_LEFT not taken), left
+    "step",
+    "ready",  # writes whose bytes are computed
+    "step_failed",  # told and not yet taken
+    "runs",
+    "source",  # none, held, released
+    "lease",  # none, granted, used, ended
+)
+_ticket_key = attrgetter(*TICKET_FIELDS)
+NEW_TICKET: Key = (
+    *("WAITING", 0, 0, None, "none", "", False, False, False, None, 0, (), False),
+    *((), False),
+    *("UNSEEN", False, 0, "none", False, "none", 0, 0, False, 0, "none", "none"),
+)
+
+
+class Ticket:
+    __slots__ = TICKET_FIELDS
+
+    def __init__(self, key: Key) -> None:
+        (
+            self.near, self.process, self.session, self.known, self.pages, self.answer, self.digests, self.lost_timer,
+            self.patience, self.target, self.arrivals, self.reached, self.surplus, self.writes, self.bad, self.far,
+            self.remembered, self.final, self.list, self.done, self.job, self.step, self.ready, self.step_failed,
+            self.runs, self.source, self.lease,
+        ) = key  # fmt: skip
+
+    @property
+    def is_open(self) -> bool:
+        return self.near not in ("WAITING", "CLOSED")
+
+    def move_write(self, old: str, new: str) -> None:
+        writes = list(self.writes)
+        writes.remove(old)
+        writes.append(new)
+        self.writes = tuple(sorted(writes))
+
+
+Message = tuple[str, int, int]  # kind, ticket, num_posted
+TO_PREFILLER = ("Prefill", "Cancel")
+
+
+class World:
+    __slots__ = (
+        "settings", "decoder_rules", "prefiller_rules", "exercised", "broken",
+        "tickets", "process", "decoder_alive", "session", "prefiller", "prefiller_session", "noticed", "net",
+        "near_effects", "far_effects", "faults_left",
+    )  # fmt: skip
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.decoder_rules = rules_of(settings.decoder)
+        self.prefiller_rules = rules_of(settings.prefiller)
+        self.exercised: set[tuple[str, str, str]] = set()
+        self.thaw(((NEW_TICKET,) * settings.num_tickets, 0, True, 0, "alive", 0, -1, (), (), (), settings.num_faults))
+
+    def thaw(self, key: Key) -> None:
+        (
+            tickets, self.process, self.decoder_alive, self.session, self.prefiller, self.prefiller_session,
+            self.noticed, self.net, self.near_effects, self.far_effects, self.faults_left,
+        ) = key  # fmt: skip
+        self.tickets = [Ticket(ticket) for ticket in tickets]
+        self.broken = ""
+
+    def freeze(self) -> Key:
+        return (
+            tuple([_ticket_key(ticket) for ticket in self.tickets]),
+            self.process, self.decoder_alive, self.session, self.prefiller, self.prefiller_session,
+            self.noticed, self.net, self.near_effects, self.far_effects, self.faults_left,
+        )  # fmt: skip
+
+    # ---- processes: the tables at work ----
+
+    def decoder_event(self, i: int, event: DecoderEvent) -> None:
+        """Effects go in front of what is pending: REVOKED is taken in the middle of another ticket's effects."""
+        ticket = self.tickets[i]
+        self.exercised.add(("decoder", ticket.near, event.name))
+        if event is DecoderEvent.CONTRADICTED and "breach" not in self.settings.faults:
+            self.broken = "an honest prefiller is accused of a breach"
+        if event is DecoderEvent.REACHED and ticket.near == "OPEN":
+            ticket.known = self.settings.expected
+        ticket.near, effects = self.decoder_rules[ticket.near, event.name]
+        self.near_effects = tuple((i, effect) for effect in effects) + self.near_effects
+
+    def prefiller_event(self, i: int, event: PrefillerEvent) -> None:
+        ticket = self.tickets[i]
+        self.exercised.add(("prefiller", ticket.far, event.name))
+        ticket.far, effects = self.prefiller_rules[ticket.far, event.name]
+        self.far_effects += tuple((i, effect) for effect in effects)
+
+    def send(self, kind: str, i: int, num_posted: int = 0) -> None:
+        to_prefiller = kind in TO_PREFILLER
+        if to_prefiller and self.prefiller == "dead":
+            return
+        if not to_prefiller and not self.lives(self.tickets[i]):
+            return
+        self.net = tuple(sorted((*self.net, (kind, i, num_posted))))
+
+    def lives(self, ticket: Ticket) -> bool:
+        """The decoder process that opened the ticket."""
+        return self.decoder_alive and ticket.process == self.process
+
+    # ---- the fabric ----
+
+    def arrive(self, i: int) -> None:
+        """The imm of one write of ticket i."""
+        for j, ticket in enumerate(self.tickets):
+            same_imm = i == j or not self.settings.next_generation
+            if not same_imm or ticket.target is None or not self.lives(ticket):
+                continue
+            ticket.arrivals += 1
+            if i != j:
+                self.broken = "a foreign counter moved"
+            self.count(ticket)
+
+    def count(self, ticket: Ticket) -> None:
+        if ticket.arrivals == ticket.target:
+            ticket.reached += (ticket.arrivals,)
+        elif ticket.arrivals > ticket.target:
+            ticket.surplus = True
+
+    def revoke(self) -> None:
+        """The fabric's revoke, then REVOKED for every open ticket of the peer."""
+        self.session += 1
+        stopped = "fh" if self.settings.revoke_stops_halves else "f"
+        for i in reversed(range(len(self.tickets))):
+            ticket = self.tickets[i]
+            if not self.lives(ticket):
+                continue
+            ticket.writes = tuple(sorted("v" + w[1] if w[0] in stopped else w for w in ticket.writes))
+            if ticket.is_open:
+                self.decoder_event(i, DecoderEvent.REVOKED)
+
+    def post(self, ticket: Ticket) -> None:
+        if not self.lives(ticket):
+            where = "x" if self.settings.fresh_keys else "f"
+        else:
+            where = "f" if ticket.session == self.session else "v"
+        ticket.writes = tuple(sorted((*ticket.writes, where + "o")))
+        if len(ticket.writes) == self.settings.expected:
+            ticket.list = "complete"
+
+    # ---- effects ----
+
+    def decoder_effect(self) -> None:
+        (i, effect), *rest = self.near_effects
+        self.near_effects = tuple(rest)
+        ticket = self.tickets[i]
+        match DecoderEffect[effect]:
+            case DecoderEffect.ARM:
+                ticket.target, ticket.arrivals = self.settings.expected, 0
+            case DecoderEffect.SEND_PREFILL:
+                self.send("Prefill", i)
+            case DecoderEffect.SEND_CANCEL:
+                self.send("Cancel", i)
+            case DecoderEffect.RETARGET:
+                ticket.target = ticket.known
+                self.count(ticket)
+            case DecoderEffect.START_DIGESTS:
+                ticket.digests = True
+            case DecoderEffect.START_LOST_TIMER:
+                ticket.lost_timer = True
+            case DecoderEffect.START_PATIENCE:
+                ticket.patience = True
+            case DecoderEffect.QUARANTINE_PAGES:
+                ticket.pages = "quarantined"
+            case DecoderEffect.KEEP_PAGES:
+                ticket.pages = "kept"
+            case DecoderEffect.FREE_PAGES:
+                ticket.pages = "free"
+            case DecoderEffect.REVOKE_PEER:
+                self.revoke()
+            case DecoderEffect.CLOSE:
+                ticket.target, ticket.arrivals, ticket.reached, ticket.surplus = None, 0, (), False
+                ticket.digests = ticket.lost_timer = ticket.patience = False
+            case DecoderEffect.ANSWER_READY | DecoderEffect.ANSWER_FAILED:
+                if ticket.answer:
+                    self.broken = "a request is answered twice"
+                ticket.answer = "ready" if effect == "ANSWER_READY" else "failed"
+            case DecoderEffect.SUSPECT_LINK:
+                pass
+
+    def prefiller_effect(self) -> None:
+        (i, effect), *rest = self.far_effects
+        self.far_effects = tuple(rest)
+        ticket = self.tickets[i]
+        match PrefillerEffect[effect]:
+            case PrefillerEffect.REMEMBER:
+                ticket.remembered = True
+            case PrefillerEffect.OPEN_LIST:
+                ticket.list = "open"
+            case PrefillerEffect.START_JOB:
+                self.start_job(ticket)
+            case PrefillerEffect.DROP_JOB:
+                ticket.job = {"queued": "leaving", "step": "dropping"}.get(ticket.job, ticket.job)
+            case PrefillerEffect.CLOSE_LIST:
+                self.close_list(ticket)
+            case PrefillerEffect.END_LEASE:
+                ticket.lease = "ended"
+            case PrefillerEffect.RELEASE_SOURCE:
+                ticket.source = "released"
+            case PrefillerEffect.SEND_REFUSED:
+                self.send("Refused", i)
+            case PrefillerEffect.SEND_FAILED:
+                self.send("Failed", i, ticket.final)
+            case PrefillerEffect.SEND_CANCEL_ACK:
+                self.send("CancelAck", i, ticket.final)
+            case PrefillerEffect.SEND_CLOSED:
+                self.send("Closed", i, ticket.final)
+
+    def start_job(self, ticket: Ticket) -> None:
+        ticket.runs += 1
+        ticket.source = "held"
+        if ticket.runs > 1:
+            self.broken = "a ticket runs twice"
+        ticket.job = "queued" if self.settings.num_steps else "leaving"
+        ticket.ready = 0 if self.settings.num_steps else self.settings.expected
+
+    def close_list(self, ticket: Ticket) -> None:
+        if ticket.done:
+            self.broken = "close_transfer after its TransferDone was taken"
+        if ticket.list == "open":
+            ticket.list = "closed"
+        ticket.final = len(ticket.writes)
