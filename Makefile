@@ -1,6 +1,7 @@
-# make test   set-up (first run: minutes, later: a fraction of a second), then all tests
-# make check  what a change must pass: format, lint, types, import contract, tests
-# make format / make clean (build outputs) / make distclean (the environment too)
+# make test        set-up (first run: minutes, later: a fraction of a second), then all tests; ARGS='-k pages' for some
+# make check       what a change must pass: format, lint, types, import contract, tests
+# make format      rewrite Python and C++ in the house's form
+# make clean       remove what was built; make distclean: the virtual environment too
 
 PYTHON  ?=
 WORKERS ?= 2
@@ -11,21 +12,28 @@ NATIVE := $(wildcard src/headrace/*/native/*.h src/headrace/*/native/*.cpp)
 
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: setup test lint check format clean distclean
+.PHONY: setup test lint lint-format lint-style lint-types lint-imports check format clean distclean
 
 setup:
 	@PYTHON='$(PYTHON)' tools/setup
 
-# Tests that measure time run by themselves, after the others.
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not timing' $(ARGS)
-	$(BIN)/python -m pytest -m timing $(ARGS)
+	@WORKERS='$(WORKERS)' tools/test $(ARGS)
 
-lint: setup
+# Apart, so that `make -k lint` shows everything there is to mend.
+lint: lint-format lint-style lint-types lint-imports
+
+lint-format: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+
+lint-style: setup
 	$(BIN)/ruff check .
+
+lint-types: setup
 	$(BIN)/mypy
+
+lint-imports: setup
 	$(BIN)/lint-imports --no-logo
 
 check: lint test

@@ -32,7 +32,7 @@ from headrace.fabric.interface import (
 from headrace.testing import Faults, LoopbackNetwork
 
 DEADLINE_S = 20.0
-QUIET_S = 0.15
+QUIET_S = 0.1
 POISON = 0xA5
 LENGTH = 1 << 20
 
@@ -95,22 +95,25 @@ class World(Protocol):
     def close(self) -> None: ...
 
 
+EVERY_DAY = Faults(
+    delay_s=(0.0, 0.002),
+    reorder=True,
+    early_completion=0.5,
+    split_write=0.3,
+    late_imm=0.3,
+    late_completion=0.05,
+    duplicate_completion=0.1,
+    full_queue=0.05,
+)
+"""Everything that a correct provider may do: reordering, halves, early and late completions, full queues."""
+
+
 class LoopbackWorld:
-    """Everything that a correct provider may do is switched on: reordering, halves, early and late completions."""
+    """A simulated network; its clock moves only here."""
 
     name = "loopback"
 
-    def __init__(self, seed: int) -> None:
-        faults = Faults(
-            delay_s=(0.0, 0.002),
-            reorder=True,
-            early_completion=0.5,
-            split_write=0.3,
-            late_imm=0.3,
-            late_completion=0.05,
-            duplicate_completion=0.1,
-            full_queue=0.05,
-        )
+    def __init__(self, seed: int, faults: Faults = EVERY_DAY) -> None:
         self.network = LoopbackNetwork(seed=seed, faults=faults)
         self.sides: list[Side] = []
 
@@ -198,6 +201,11 @@ class Link:
 
     def arm(self, imm: int, expected: int) -> None:
         self.reader.fabric.arm(Imm(imm), expected)
+
+    def close(self, transfer: TransferId) -> None:
+        """End a list that may have ended already, by an error."""
+        if self.writer.done(transfer) is None:
+            self.writer.fabric.close_transfer(transfer)
 
     def wait_done(self, transfer: TransferId) -> TransferDone:
         self.world.wait_for(lambda: self.writer.done(transfer) is not None)

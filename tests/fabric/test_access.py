@@ -22,12 +22,14 @@ def test_a_write_after_a_revoke_lands_nowhere(pair: Link) -> None:
 
 def test_revoke_in_full_flight_leaves_the_memory_as_it_is_then(pair: Link) -> None:
     transfer = pair.open(7)
-    writes = page_writes(list(range(16)), list(range(16)), layers=(0, 16), length=65536 - 15 * 1024, src=(0, 1024, 1024))
+    writes = page_writes(
+        list(range(16)), list(range(16)), layers=(0, 16), length=65536 - 15 * 1024, src=(0, 1024, 1024)
+    )
     pair.writer.fabric.submit_pages(transfer, writes)
     pair.world.wait_for(lambda: pair.reader.fabric.statistics().num_arrivals >= 3)
     pair.reader.fabric.revoke(pair.to_writer)
     pair.reader.memory[:] = poisoned(pair.reader)
-    pair.writer.fabric.close_transfer(transfer)
+    pair.close(transfer)
     pair.wait_done(transfer)
     pair.world.settle()
     np.testing.assert_array_equal(pair.reader.memory, poisoned(pair.reader))
@@ -72,15 +74,15 @@ def test_revoking_one_peer_does_not_disturb_another(world: World) -> None:
         fill(each.writer)
     first, second = revoked.open(1), kept.open(2)
     reader.fabric.arm(Imm(2), 256)
-    writes = page_writes(list(range(64)), list(range(64)), layers=(0, 4))
-    revoked.writer.fabric.submit_pages(first, writes)
-    kept.writer.fabric.submit_pages(second, writes)
+    pages = list(range(64))
+    revoked.writer.fabric.submit_pages(first, page_writes(pages, pages, layers=(0, 4), dst=(1 << 19, 65536, 1024)))
+    kept.writer.fabric.submit_pages(second, page_writes(pages, pages, layers=(0, 4)))
     kept.writer.fabric.submit_last(second)
     world.wait_for(lambda: reader.fabric.statistics().num_arrivals >= 2)
     reader.fabric.revoke(revoked.to_writer)
     kept.wait_reached(2, 256)
     assert kept.wait_done(second).num_failed == 0
-    revoked.writer.fabric.close_transfer(first)
+    revoked.close(first)
     revoked.wait_done(first)
     for layer in range(4):
         at = layer * 65536
@@ -119,3 +121,19 @@ def test_a_transfer_needs_a_connected_peer(world: World) -> None:
     peer = writer.fabric.add_peer(reader.fabric.address)
     with pytest.raises(InputError, match="peer"):
         writer.fabric.open_transfer(peer, Imm(1))
+
+
+def test_a_descriptor_older_than_the_one_in_use_is_refused(pair: Link) -> None:
+    """A Hello that was overtaken by the next one must not bring back a revoked key."""
+    fresh = pair.reader.fabric.grant(pair.to_writer)
+    pair.writer.fabric.connect(pair.to_reader, fresh)
+    with pytest.raises(InputError, match="descriptor"):
+        pair.writer.fabric.connect(pair.to_reader, pair.descriptor)
+    pair.arm(5, 1)
+    write_one(pair, imm=5)
+    pair.wait_reached(5, 1)
+
+
+def test_an_address_is_one_peer(pair: Link) -> None:
+    with pytest.raises(InputError, match="address"):
+        pair.writer.fabric.add_peer(pair.reader.fabric.address)

@@ -163,8 +163,8 @@ def test_wrong_reads_are_refused(pair: Link) -> None:
         fabric.submit_digest([replace(reads, pages=replace(reads.pages, offset=LENGTH))], 1)
     with pytest.raises(InputError, match="positions"):
         fabric.submit_digest([reads], 0)
+    transfer = pair.open(7, num_pages=4)
     with pytest.raises(InputError, match="digests_at"):
-        transfer = pair.open(7, num_pages=4)
         pair.writer.fabric.submit_last(transfer, replace(AUX, length=40 + 31))
     with pytest.raises(InputError, match="src_offset"):
         pair.writer.fabric.submit_last(transfer, replace(AUX, src_offset=LENGTH))

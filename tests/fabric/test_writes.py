@@ -210,3 +210,19 @@ def test_nothing_is_added_to_an_ended_list(pair: Link) -> None:
         fabric.submit_write(transfer, src_offset=0, dst_offset=0, length=1)
     with pytest.raises(InputError, match="transfer"):
         fabric.submit_last(transfer)
+
+
+def test_a_list_that_the_fabric_ended_may_be_named_until_its_result_was_drained(pair: Link) -> None:
+    """The caller cannot know yet: its program for many tickets must not be refused for this one."""
+    fabric, refused, kept = pair.writer.fabric, pair.open(2), pair.open(3)
+    fabric.submit_write(refused, src_offset=0, dst_offset=LENGTH, length=1)
+    fabric.submit_write(refused, src_offset=0, dst_offset=0, length=1)
+    fabric.submit_program(0, [(refused, page_writes([0], [0])), (kept, page_writes([0], [0]))])
+    fabric.raise_layers(1)
+    fabric.submit_last(refused)
+    fabric.submit_last(kept)
+    assert pair.wait_done(kept).num_posted == 1
+    done = pair.wait_done(refused)
+    assert (done.num_posted, done.complete, done.code) == (0, False, errno.EINVAL)
+    with pytest.raises(InputError, match="transfer"):
+        fabric.submit_write(refused, src_offset=0, dst_offset=0, length=1)

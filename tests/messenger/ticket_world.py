@@ -36,7 +36,8 @@ class Settings:
     num_steps: int = 2  # forward steps of one prefill; 0: the prefiller had every page
     num_faults: int = 0  # of any kind in `faults`
     faults: frozenset[str] = frozenset()
-    cancels: bool = True  # users abort, requests have deadlines
+    cancelled: frozenset[int] = frozenset({0, 1})  # tickets whose users may abort, or whose deadlines may pass
+    lease_expires: bool = True
     patience: bool = True
     restart: bool = False  # a decoder that died comes back, at the same address
     decoder: DecoderTable = field(default_factory=lambda: life.DECODER)
@@ -109,6 +110,16 @@ class Ticket:
     def is_open(self) -> bool:
         return self.near not in ("WAITING", "CLOSED")
 
+    def forget(self) -> None:
+        """What can no longer matter; or else every past would make a world of its own."""
+        if self.near == "CLOSED" and self.target is None and self.answer == "failed":
+            self.known, self.bad = None, False
+            self.writes = tuple(sorted("x" + write[1] if write[0] in "lvw" else write for write in self.writes))
+        if self.job == "left" and self.list != "open":
+            self.step = self.ready = 0
+        if self.far == "DONE" and self.done:
+            self.writes = tuple(sorted(write[0] + "c" for write in self.writes))
+
     def move_write(self, old: str, new: str) -> None:
         writes = list(self.writes)
         writes.remove(old)
@@ -143,6 +154,11 @@ class World:
         self.broken = ""
 
     def freeze(self) -> Key:
+        for ticket in self.tickets:
+            ticket.forget()
+        closed = [i for i, ticket in enumerate(self.tickets) if ticket.near == "CLOSED"]
+        if closed and self.net:  # the decoder looks tickets up: it drops what comes for a closed one
+            self.net = tuple(m for m in self.net if m[1] not in closed or m[0] in TO_PREFILLER)
         return (
             tuple([_ticket_key(ticket) for ticket in self.tickets]),
             self.process, self.decoder_alive, self.session, self.prefiller, self.prefiller_session,
@@ -281,12 +297,10 @@ class World:
                 ticket.source = "released"
             case PrefillerEffect.SEND_REFUSED:
                 self.send("Refused", i)
-            case PrefillerEffect.SEND_FAILED:
-                self.send("Failed", i, ticket.final)
-            case PrefillerEffect.SEND_CANCEL_ACK:
-                self.send("CancelAck", i, ticket.final)
-            case PrefillerEffect.SEND_CLOSED:
-                self.send("Closed", i, ticket.final)
+            case PrefillerEffect.SEND_FAILED | PrefillerEffect.SEND_CANCEL_ACK | PrefillerEffect.SEND_CLOSED:
+                kind = {"SEND_FAILED": "Failed", "SEND_CANCEL_ACK": "CancelAck", "SEND_CLOSED": "Closed"}[effect]
+                # Asked of an open list, the number is the one of this moment.
+                self.send(kind, i, len(ticket.writes) if ticket.list == "open" else ticket.final)
 
     def start_job(self, ticket: Ticket) -> None:
         ticket.runs += 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from headrace.errors import HandshakeRefused
 from headrace.fabric.interface import Descriptor, Fabric, PeerId
 from headrace.kvcache.layout import PoolLayout
-from headrace.messenger.hello import Identity, check_hello
+from headrace.messenger.hello import Identity, check_hello, process_of
 from headrace.messenger.outcomes import PeerReady, PeerRefused
 from headrace.messenger.plan import Sharding, TransferPlan, plan_transfer
 from headrace.messenger.slots import generation_of, is_newer, slot_of
@@ -95,7 +95,7 @@ class Decoders:
         known.tombstones.clear()
         self._fabric.connect(known.peer, descriptor)
         self._answer(known)
-        return known, PeerReady(peer=known.peer, uuid=known.uuid, host=hello.host, pid=hello.pid)
+        return known, PeerReady(peer=known.peer, uuid=known.uuid, process=process_of(hello))
 
     @staticmethod
     def _checked_descriptor(hello: Hello, pool: PoolLayout) -> Descriptor:

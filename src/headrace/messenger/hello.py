@@ -1,13 +1,12 @@
-"""The handshake's content: who we are, and what must be equal before a byte is written. Pure; owns no state."""
+"""The handshake's content: who we are, and what must be equal before a byte is written. Owns no state."""
 
-import os
 import secrets
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from headrace.errors import HandshakeRefused
 from headrace.kvcache.layout import KVLayout, PoolLayout
+from headrace.messenger.process import ProcessName
 from headrace.protocol.messages import PROTOCOL_VERSION, Hello, PoolShape
 
 LAYOUT = "HND-KV"
@@ -25,20 +24,17 @@ class Identity:
     fingerprint: str
     pool: PoolLayout
     num_ranks: int
-    host: str
-    pid: int
+    process: ProcessName
 
     @classmethod
     def of_this_process(cls, *, role: Role, fingerprint: str, pool: PoolLayout) -> "Identity":
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return cls(
             uuid=secrets.token_hex(16),
             role=role,
             fingerprint=fingerprint,
             pool=pool,
             num_ranks=1,
-            host=boot_id,
-            pid=os.getpid(),
+            process=ProcessName.own(),
         )
 
     def hello(self, *, epoch: int, address: bytes, descriptor: bytes) -> Hello:
@@ -63,9 +59,14 @@ class Identity:
             ),
             address=address,
             descriptor=descriptor,
-            host=self.host,
-            pid=self.pid,
+            host=self.process.host,
+            pid=self.process.pid,
+            started=self.process.started,
         )
+
+
+def process_of(hello: Hello) -> ProcessName:
+    return ProcessName(host=hello.host, pid=hello.pid, started=hello.started)
 
 
 def check_hello(ours: Identity, theirs: Hello) -> PoolLayout:

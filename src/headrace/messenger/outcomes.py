@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.fabric.interface import Imm, PeerId
+from headrace.messenger.process import ProcessName
 from headrace.protocol.messages import Ticket
 
 FailureReason = Literal[
@@ -33,12 +34,11 @@ class TicketFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerReady:
-    """The handshake of this epoch is complete. On the same host `pid` is to be watched for its exit."""
+    """The handshake of this epoch is complete. On the same host `process` is to be watched for its exit."""
 
     peer: PeerId
     uuid: str
-    host: str
-    pid: int
+    process: ProcessName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

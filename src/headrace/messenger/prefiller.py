@@ -31,17 +31,14 @@ from headrace.fabric.interface import (
     TransferDone,
     TransferId,
 )
-from headrace.kvcache.layout import num_pages_for
 from headrace.kvcache.pages import PagePool
-from headrace.kvcache.prefix import hit_tokens, page_hashes
 from headrace.messenger import life
-from headrace.messenger.aux import DIGESTS_AT, AuxHeader, aux_bytes
 from headrace.messenger.decoders import Decoder, Decoders
 from headrace.messenger.hello import Identity
 from headrace.messenger.leases import Leases
 from headrace.messenger.life import PREFILLER, PrefillerEffect, PrefillerEvent, PrefillerState
 from headrace.messenger.outcomes import JobDropped, PeerReady, PeerRefused, PrefillerOutcome, PrefillJob
-from headrace.messenger.plan import PromptPages
+from headrace.messenger.sources import Refusal, Source, Sources, Target
 from headrace.protocol.messages import (
     AnyMessage,
     Cancel,
@@ -50,7 +47,6 @@ from headrace.protocol.messages import (
     Granted,
     Hello,
     Prefill,
-    RefusalReason,
     Refused,
     Reserve,
     Ticket,
@@ -96,20 +92,6 @@ class PrefillerStatistics:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Source:
-    """What an accepted ticket holds here."""
-
-    message: Prefill
-    transfer: TransferId
-    prompt: PromptPages
-    pages: tuple[int, ...]  # page table from position 0
-    hashes: list[bytes]  # of the whole pages of [0, n-1)
-    cached_len: int  # p
-    staging: int  # our aux slot
-    computed: int  # tokens whose step is committed, from 0
-
-
-@dataclass(slots=True, kw_only=True)
 class _Job:
     """One ticket. Only this module's effects change it."""
 
@@ -117,18 +99,24 @@ class _Job:
     decoder: Decoder
     lease: str | None = None  # None: cancelled before it was seen
     state: PrefillerState = PrefillerState.UNSEEN
-    accepted: _Source | None = None
+    accepted: Source | None = None
+    write_list: TransferId | None = None
     deadline: float = float("inf")
     in_step: bool = False
     num_posted: int = 0
     num_unknown: int = 0
     reason: str = ""
-    refusal: tuple[RefusalReason, str, float] = ("malformed", "", 0.0)
+    refusal: Refusal | None = None
 
     @property
-    def source(self) -> _Source:
+    def source(self) -> Source:
         assert self.accepted is not None, f"{self.ticket} was not accepted, or is over"
         return self.accepted
+
+    @property
+    def transfer(self) -> TransferId:
+        assert self.write_list is not None, f"{self.ticket} has no write list"
+        return self.write_list
 
 
 @dataclass(slots=True)
@@ -154,13 +142,12 @@ class PrefillerMessenger:
         self._identity = identity
         self._layout = identity.pool
         self._pages = pages
-        self._memory = memory
         self._options = options
+        self._sources = Sources(layout=identity.pool, pages=pages, memory=memory, salt=identity.fingerprint.encode())
         self._leases = Leases(capacity_tokens=options.lease_tokens, reserve_tokens=options.reserve_tokens)
         self._decoders = Decoders(fabric, identity)
         self._jobs: dict[Ticket, _Job] = {}
         self._of_transfer: dict[TransferId, _Job] = {}
-        self._free_staging = list(range(identity.pool.num_aux_slots))
         self._steps: dict[int, _Step] = {}
         self._outcomes: list[PrefillerOutcome] = []
         self._now = 0.0
@@ -196,13 +183,12 @@ class PrefillerMessenger:
         writes: list[tuple[TransferId, PageWrites]] = []
         last: list[tuple[TransferId, int, LastWrite]] = []
         for job, chunk in zip(jobs, chunks, strict=True):
-            assert job.transfer is not None and job.source is not None, "an open job has a transfer and a source"
             prompt = job.source.prompt
             writes += [
-                (job.source.transfer, w) for w in self._writes_of(job, prompt.completed_by(chunk.begin, chunk.end))
+                (job.transfer, w) for w in self._sources.writes(job.source, prompt.completed_by(chunk.begin, chunk.end))
             ]
             if chunk.end == prompt.num_prefilled:
-                last.append((job.source.transfer, self._layout.kv.num_layers, self._last_of(job)))
+                last.append((job.transfer, self._layout.kv.num_layers, self._sources.last_write(job.source)))
             job.in_step = True
         if writes or last:
             self._fabric.submit_program(step, writes, last)
@@ -227,7 +213,7 @@ class PrefillerMessenger:
         for job, chunk in zip(ended.jobs, ended.chunks, strict=True):
             job.in_step = False
             job.source.computed = chunk.end
-            self._index_pages(job.source, chunk)
+            self._sources.index(job.source, chunk.begin, chunk.end)
             self._leases.computed(job.source.message.lease, chunk.end - chunk.begin)
             if chunk.end == job.source.prompt.num_prefilled or job.state is not PrefillerState.OPEN:
                 self._apply(job, PrefillerEvent.ENGINE_LEFT)
@@ -353,67 +339,31 @@ class PrefillerMessenger:
     # ---- admission ---------------------------------------------------------------------------------------------
 
     def _admit(self, job: _Job, message: Prefill) -> None:
-        """Take lease, source pages and staging slot, or none of them and say why in `job.refusal`."""
-        page_size = self._layout.kv.page_size
-        num_tokens = len(message.token_ids)
-        num_pages = num_pages_for(max(0, num_tokens - 1), page_size)
-        cached_len = (num_pages - len(message.pages)) * page_size
-        prompt = PromptPages(num_tokens=num_tokens, cached_len=cached_len, page_size=page_size)
-        refusal = self._reason_to_refuse(job.decoder, message, num_pages)
-        if refusal is None:
-            refusal = self._take_source(job, prompt, message)
-        if refusal is not None:
-            job.refusal = refusal
+        """Take lease and source, or neither and say why in `job.refusal`."""
+        target = Target(pool=job.decoder.pool, plan=job.decoder.plan)
+        job.refusal = self._sources.why_not(message, target) or self._over_the_cap(job.decoder)
+        if job.refusal is not None:
+            return
+        source = self._sources.try_take(message, target)
+        if source is None:
+            text = "pages or aux slots of the prefiller are all in use"
+            job.refusal = Refusal(reason="no_room", text=text, retry_after_s=self._options.retry_after_s)
+        elif not self._leases.use(message.lease, message.request_id):
+            self._sources.release(source)
+            text = f"lease {message.lease!r} is not that of request {message.request_id!r}, or is over"
+            job.refusal = Refusal(reason="no_lease", text=text)
+        else:
+            job.accepted = source
+            job.deadline = self._now + message.remaining_s
 
-    def _reason_to_refuse(
-        self, decoder: Decoder, message: Prefill, num_pages: int
-    ) -> tuple[RefusalReason, str, float] | None:
-        pool, retry_after_s = decoder.pool, self._options.retry_after_s
-        if not 1 <= len(message.pages) <= num_pages:
-            return "malformed", f"pages: must be 1..{num_pages} for this prompt, are {len(message.pages)}", 0.0
-        if max(message.pages) >= pool.num_pages or message.aux_slot >= pool.num_aux_slots:
-            return "malformed", "pages, aux_slot: must lie in the pool that Hello named", 0.0
-        too_many_digests = aux_bytes(len(message.pages)) > min(self._layout.aux_slot_bytes, pool.aux_slot_bytes)
-        if num_pages > self._layout.num_pages or too_many_digests:
-            limit = self._layout.num_pages * self._layout.kv.page_size
-            return "too_long", f"{len(message.token_ids)} tokens, the prefiller holds {limit}", 0.0
-        held = sum(len(j.source.pages) for j in self._jobs.values() if self._is_held(j, decoder))
-        if held > self._options.held_share * self._layout.num_pages:
-            return "held_cap", f"this decoder has not taken {held} pages of earlier tickets", retry_after_s
-        if not self._free_staging:
-            return "no_room", "every aux slot is in use", retry_after_s
-        return None
-
-    @staticmethod
-    def _is_held(job: _Job, decoder: Decoder) -> bool:
-        return job.decoder is decoder and job.state in HOLDING
-
-    def _take_source(self, job: _Job, prompt: PromptPages, message: Prefill) -> tuple[RefusalReason, str, float] | None:
-        page_size = prompt.page_size
-        salt = self._identity.fingerprint.encode()
-        hashes = page_hashes(message.token_ids[: prompt.num_prefilled], page_size, salt)
-        hits = self._pages.prefix.lookup(hashes)
-        cached_len = hit_tokens(len(hits), prompt.num_tokens, page_size)
-        self._pages.pin(hits)
-        private = self._pages.try_allocate(prompt.end - len(hits))
-        if private is None:
-            self._pages.release(hits)
-            return "no_room", "the prefiller's pages are in use", self._options.retry_after_s
-        if not self._leases.use(message.lease, message.request_id):
-            self._pages.release((*hits, *private))
-            return "no_lease", f"lease {message.lease!r} is not {message.request_id}'s, or is over", 0.0
-        job.accepted = _Source(
-            message=message,
-            transfer=self._fabric.open_transfer(job.decoder.peer, Imm(job.ticket.imm), num_pages=prompt.num_sent),
-            prompt=prompt,
-            pages=(*hits, *private),
-            hashes=hashes,
-            cached_len=cached_len,
-            staging=self._free_staging.pop(),
-            computed=cached_len,
+    def _over_the_cap(self, decoder: Decoder) -> Refusal | None:
+        held = sum(
+            len(job.source.pages) for job in self._jobs.values() if job.decoder is decoder and job.state in HOLDING
         )
-        job.deadline = self._now + message.remaining_s
-        return None
+        if held <= self._options.held_share * self._layout.num_pages:
+            return None
+        text = f"this decoder has not taken {held} pages of earlier tickets"
+        return Refusal(reason="held_cap", text=text, retry_after_s=self._options.retry_after_s)
 
     # ---- effects -----------------------------------------------------------------------------------------------
 
@@ -434,7 +384,7 @@ class PrefillerMessenger:
             case PrefillerEffect.DROP_JOB:
                 self._drop_job(job)
             case PrefillerEffect.CLOSE_LIST:
-                job.num_posted = self._fabric.close_transfer(job.source.transfer)
+                job.num_posted = self._fabric.close_transfer(job.transfer)
             case PrefillerEffect.END_LEASE:
                 if job.lease is not None:
                     self._leases.end(job.lease)
@@ -471,44 +421,46 @@ class PrefillerMessenger:
         )
 
     def _send_refused(self, job: _Job) -> None:
-        reason, text, retry_after_s = job.refusal
-        self._refusals[reason] += 1
-        self._send(
-            job,
-            Refused(
-                sender=self._identity.uuid, ticket=job.ticket, reason=reason, text=text, retry_after_s=retry_after_s
-            ),
+        refusal = job.refusal
+        assert refusal is not None, "refused without a reason"
+        self._refusals[refusal.reason] += 1
+        message = Refused(
+            sender=self._identity.uuid,
+            ticket=job.ticket,
+            reason=refusal.reason,
+            text=refusal.text,
+            retry_after_s=refusal.retry_after_s,
         )
+        self._send(job, message)
 
     def _open_list(self, job: _Job) -> None:
         """The write list, and on it what needs no step: the pages that the prefix index had."""
-        prompt = job.source.prompt
+        source = job.source
         self._counts["accepted"] += 1
         self._jobs[job.ticket] = job
-        self._of_transfer[job.source.transfer] = job
-        AuxHeader(
-            ticket=job.ticket,
-            cached_len=job.source.cached_len,
-            num_messages=job.decoder.plan.num_messages(prompt.num_sent, dst_rank=0),
-        ).pack_into(self._staging(job.source.staging))
-        for writes in self._writes_of(job, prompt.present(job.source.cached_len)):
-            self._fabric.submit_pages(job.source.transfer, writes)
-        if job.source.cached_len == prompt.num_prefilled:
-            self._fabric.submit_last(job.source.transfer, self._last_of(job))
+        job.write_list = self._fabric.open_transfer(
+            job.decoder.peer, Imm(job.ticket.imm), num_pages=source.prompt.num_sent
+        )
+        self._of_transfer[job.write_list] = job
+        for writes in self._sources.writes(source, source.prompt.present(source.cached_len)):
+            self._fabric.submit_pages(job.write_list, writes)
+        if source.needs_no_step:
+            self._fabric.submit_last(job.write_list, self._sources.last_write(source))
 
     def _start_job(self, job: _Job) -> None:
-        self._leases.computed(job.source.message.lease, job.source.cached_len)
-        if job.source.cached_len == job.source.prompt.num_prefilled:
+        source = job.source
+        self._leases.computed(source.message.lease, source.cached_len)
+        if source.needs_no_step:
             self._apply(job, PrefillerEvent.ENGINE_LEFT)
             return
         self._outcomes.append(
             PrefillJob(
                 ticket=job.ticket,
-                request_id=job.source.message.request_id,
-                token_ids=job.source.message.token_ids,
-                pages=job.source.pages,
-                cached_len=job.source.cached_len,
-                remaining_s=job.source.message.remaining_s,
+                request_id=source.message.request_id,
+                token_ids=source.message.token_ids,
+                pages=source.pages,
+                cached_len=source.cached_len,
+                remaining_s=source.message.remaining_s,
             )
         )
 
@@ -518,43 +470,12 @@ class PrefillerMessenger:
             self._apply(job, PrefillerEvent.ENGINE_LEFT)
 
     def _release_source(self, job: _Job) -> None:
-        self._pages.release(job.source.pages)
-        self._free_staging.append(job.source.staging)
+        self._sources.release(job.source)
         job.decoder.remember(job.ticket, num_posted=job.num_posted, num_unknown=job.num_unknown)
         del self._jobs[job.ticket]
         # Still there when the target has exited: then the result tells nobody anything.
-        self._of_transfer.pop(job.source.transfer, None)
+        self._of_transfer.pop(job.transfer, None)
         job.accepted = None
-
-    def _writes_of(self, job: _Job, pages: range) -> list[PageWrites]:
-        """The messages of these pages of the prompt (page numbers from position 0), one record per route."""
-        if not pages:
-            return []
-        positions = np.arange(pages.start, pages.stop, dtype=np.int64) - job.source.prompt.first
-        src_pages = np.array(job.source.pages[pages.start : pages.stop], dtype=np.int64)
-        dst_pages = np.array(job.source.message.pages, dtype=np.int64)[positions]
-        return [
-            route.writes(src_pages=src_pages, dst_pages=dst_pages, positions=positions)
-            for route in job.decoder.plan.into(0)
-        ]
-
-    def _last_of(self, job: _Job) -> LastWrite:
-        return LastWrite(
-            src_offset=self._layout.aux_offset(job.source.staging),
-            dst_offset=job.decoder.pool.aux_offset(job.source.message.aux_slot),
-            length=aux_bytes(job.source.prompt.num_sent),
-            digests_at=DIGESTS_AT,
-        )
-
-    def _staging(self, slot: int) -> NDArray[np.uint8]:
-        begin = self._layout.aux_offset(slot)
-        return self._memory[begin : begin + self._layout.aux_slot_bytes]
-
-    def _index_pages(self, source: _Source, chunk: Chunk) -> None:
-        """Whole pages that this chunk completed; hashes are of whole pages only, so the tail page never enters."""
-        page_size = source.prompt.page_size
-        for page in range(chunk.begin // page_size, min(chunk.end // page_size, len(source.hashes))):
-            self._pages.try_index(source.pages[page], source.hashes[page])
 
     # ---- state shows itself ------------------------------------------------------------------------------------
 
@@ -572,12 +493,9 @@ class PrefillerMessenger:
 
     def check(self) -> None:
         """Assert that staging slots, transfers, pages and tickets agree."""
-        num_slots = self._layout.num_aux_slots
-        assert len(self._free_staging) + len(self._jobs) == num_slots, f"staging slots leak: {self!r}"
+        assert self._sources.num_staging_taken == len(self._jobs), f"staging slots leak: {self!r}"
         assert all(job.accepted is not None for job in self._jobs.values()), "an open ticket without a source"
-        assert set(self._of_transfer) <= {job.source.transfer for job in self._jobs.values()}, (
-            f"transfers leak: {self!r}"
-        )
+        assert set(self._of_transfer) <= {job.transfer for job in self._jobs.values()}, f"transfers leak: {self!r}"
         self._pages.check()
 
     def __repr__(self) -> str:

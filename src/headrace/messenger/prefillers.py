@@ -13,7 +13,7 @@ from typing import Literal
 
 from headrace.errors import HandshakeRefused
 from headrace.fabric.interface import Fabric, PeerId
-from headrace.messenger.hello import Identity, check_hello
+from headrace.messenger.hello import Identity, check_hello, process_of
 from headrace.messenger.outcomes import PeerReady, PeerRefused
 from headrace.messenger.plan import Sharding, TransferPlan, plan_transfer
 from headrace.protocol.messages import Hello, HelloRefused, encode
@@ -82,7 +82,7 @@ class Prefillers:
         )
         prefiller.state = "ready"
         self._by_uuid[hello.sender] = prefiller
-        return PeerReady(peer=prefiller.peer, uuid=hello.sender, host=hello.host, pid=hello.pid)
+        return PeerReady(peer=prefiller.peer, uuid=hello.sender, process=process_of(hello))
 
     def refused(self, refusal: HelloRefused) -> PeerRefused | None:
         """The prefiller will not talk to us; it is known by its address, since it never said Hello."""

@@ -60,8 +60,9 @@ class Hello(Message, frozen=True, kw_only=True):
     pool: PoolShape
     address: bytes  # of the sender's fabric endpoint
     descriptor: bytes  # empty in a prefiller's answer: nobody writes there
-    host: str  # boot id: equal on one host
+    host: str  # equal where pids mean the same
     pid: Positive
+    started: Count  # tells this process from the next one with its pid
 
 
 class HelloRefused(Message, frozen=True, kw_only=True):

@@ -176,9 +176,7 @@ def extent(pages: Pages, layer_begin: int, layer_end: int, length: int) -> tuple
     if layer_begin == layer_end or not len(pages.indices):
         return 0, 0
     layers = sorted((layer_begin * pages.layer_stride, (layer_end - 1) * pages.layer_stride))
-    ends = sorted(
-        (int(pages.indices.min()) * pages.page_stride, int(pages.indices.max()) * pages.page_stride)
-    )
+    ends = sorted((int(pages.indices.min()) * pages.page_stride, int(pages.indices.max()) * pages.page_stride))
     return pages.offset + layers[0] + ends[0], pages.offset + layers[1] + ends[1] + length
 
 

@@ -51,7 +51,6 @@ void Owner::check_source(const PageWrites& writes, const std::string& field) con
 
 void Owner::check_last(const Transfer& transfer, const LastWrite& last) const {
   const std::uint64_t length = memory_.length();
-  if (last.length == 0) throw InputError("last.length", "must be at least 1 byte");
   if (last.length > length || last.src > length - last.length)
     throw InputError("last.src_offset", "beyond the memory of " + std::to_string(length) + " bytes");
   const std::uint64_t digests = transfer.digests.size() * sizeof(std::uint64_t);

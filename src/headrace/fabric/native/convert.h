@@ -1,0 +1,30 @@
+// Python's records (headrace.fabric.interface) read into native ones. Runs under the GIL, in the caller's thread; what is
+// wrong in shape is refused here, what is wrong in place by the owner.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "owner.h"
+#include "transfers.h"
+
+namespace headrace::fabric {
+
+constexpr std::int64_t kMaxInt = std::numeric_limits<std::int64_t>::max();
+
+// `value` when it lies in [low, high], else InputError names `field`.
+std::int64_t within(const std::string& field, std::int64_t value, std::int64_t low, std::int64_t high = kMaxInt);
+std::uint32_t to_imm(std::int64_t imm);
+
+PageWrites to_page_writes(nanobind::handle record);
+PageWrites to_page_reads(nanobind::handle record);
+PageWrites to_single_write(std::int64_t src_offset, std::int64_t dst_offset, std::int64_t length);
+LastWrite to_last_write(nanobind::handle record);
+Descriptor to_descriptor(nanobind::handle record);
+
+}  // namespace headrace::fabric

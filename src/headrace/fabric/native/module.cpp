@@ -1,0 +1,273 @@
+// The Python face of the owner. Every call that waits for the owner does so without the GIL; `raise_layers` keeps it,
+// because letting go of it would cost more than the call. _native.pyi is the contract.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "convert.h"
+#include "errors.h"
+#include "owner.h"
+
+namespace headrace::fabric {
+namespace nb = nanobind;
+using namespace nb::literals;
+namespace {
+
+class Engine {
+ public:
+  Engine(int memory_fd, std::int64_t length, const std::string& provider, const std::optional<std::string>& node) {
+    const auto bytes = static_cast<std::size_t>(within("length", length, 1));
+    const nb::gil_scoped_release unlocked;
+    owner_ = std::make_shared<Owner>(memory_fd, bytes, provider, node.value_or(""));
+  }
+
+  // Runs `act` on the owner without the GIL. The owner lives until the last call has left it.
+  template <class Act>
+  auto with(Act act) {
+    const auto owner = open();
+    const nb::gil_scoped_release unlocked;
+    return act(*owner);
+  }
+
+  const std::shared_ptr<Owner>& open() const {
+    if (!owner_) throw Closed();
+    return owner_;
+  }
+
+  void close() {
+    const auto owner = std::exchange(owner_, nullptr);
+    if (!owner) return;
+    const nb::gil_scoped_release unlocked;
+    owner->stop();
+  }
+
+ private:
+  std::shared_ptr<Owner> owner_;
+};
+
+nb::bytes to_bytes(const std::string& bytes) { return nb::bytes(bytes.data(), bytes.size()); }
+
+// One uint64 array that owns its numbers.
+nb::object to_array(std::vector<std::uint64_t> numbers) {
+  auto* kept = new std::vector<std::uint64_t>(std::move(numbers));
+  nb::capsule owner(kept, [](void* opaque) noexcept { delete static_cast<std::vector<std::uint64_t>*>(opaque); });
+  return nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<1>>(kept->data(), {kept->size()}, owner).cast();
+}
+
+struct Tell {
+  nb::object sink;
+  void operator()(const MessageReceived& event) const { sink.attr("message_received")(to_bytes(event.message)); }
+  void operator()(const SendFailed& event) const { sink.attr("send_failed")(event.peer, event.code, event.text); }
+  void operator()(const Reached& event) const { sink.attr("reached")(event.imm, event.arrivals, event.at_ns); }
+  void operator()(const Surplus& event) const { sink.attr("surplus")(event.imm, event.arrivals, event.armed); }
+  void operator()(const TransferDone& event) const {
+    sink.attr("transfer_done")(event.transfer, event.num_posted, event.num_failed, event.complete, event.code,
+                               event.text);
+  }
+  void operator()(DigestsReady& event) const {
+    sink.attr("digests_ready")(event.digest, to_array(std::move(event.digests)));
+  }
+};
+
+void drain(Engine& engine, nb::object sink) {
+  auto events = engine.with([](Owner& owner) { return owner.drain(); });
+  const Tell tell{std::move(sink)};
+  for (Event& event : events) std::visit(tell, event);
+}
+
+nb::tuple grant(Engine& engine, std::uint64_t peer) {
+  const auto descriptor = engine.with([peer](Owner& owner) { return owner.grant(peer); });
+  return nb::make_tuple(descriptor.virtual_addressing, descriptor.base, descriptor.length, descriptor.key,
+                        descriptor.generation);
+}
+
+void submit_program(Engine& engine, std::int64_t step, nb::sequence writes, nb::sequence last) {
+  constexpr std::int64_t kMaxStep = kMaxInt / static_cast<std::int64_t>(kLayersPerStep) - 1;
+  Owner::ProgramWrites parts;
+  for (nb::handle entry : writes)
+    parts.emplace_back(nb::cast<std::uint64_t>(entry[nb::int_(0)]), to_page_writes(entry[nb::int_(1)]));
+  std::vector<Owner::GatedLast> lasts;
+  for (nb::handle entry : last) {
+    const auto layers = nb::cast<std::int64_t>(entry[nb::int_(1)]);
+    lasts.push_back({.transfer = nb::cast<std::uint64_t>(entry[nb::int_(0)]),
+                     .num_layers = static_cast<std::uint32_t>(within("last.num_layers", layers, 0, kLayersPerStep)),
+                     .last = to_last_write(entry[nb::int_(2)])});
+  }
+  const auto number = static_cast<std::uint64_t>(within("step", step, 0, kMaxStep));
+  engine.with([&](Owner& owner) { owner.submit_program(number, std::move(parts), std::move(lasts)); });
+}
+
+nb::dict fail_step(Engine& engine, std::int64_t step) {
+  const auto closed = engine.with([step](Owner& owner) { return owner.fail_step(static_cast<std::uint64_t>(step)); });
+  nb::dict num_posted;
+  for (const auto& [transfer, count] : closed) num_posted[nb::int_(transfer)] = nb::int_(count);
+  return num_posted;
+}
+
+std::uint64_t submit_digest(Engine& engine, nb::sequence reads, std::int64_t num_pages) {
+  std::vector<PageWrites> parts;
+  for (nb::handle part : reads) parts.push_back(to_page_reads(part));
+  const auto pages = static_cast<std::uint64_t>(within("num_pages", num_pages, 0));
+  return engine.with([&](Owner& owner) { return owner.submit_digest(std::move(parts), pages); });
+}
+
+void submit_last(Engine& engine, std::uint64_t transfer, nb::object last) {
+  std::optional<LastWrite> aux;
+  if (!last.is_none()) aux = to_last_write(last);
+  engine.with([&](Owner& owner) { owner.submit_last(transfer, aux); });
+}
+
+nb::dict statistics(Engine& engine) {
+  const Statistics now = engine.with([](Owner& owner) { return owner.statistics(); });
+  nb::dict counts;
+  counts["num_peers_now"] = now.num_peers_now;
+  counts["num_transfers_now"] = now.num_transfers_now;
+  counts["num_counters_now"] = now.num_counters_now;
+  counts["num_writes_posted"] = now.num_writes_posted;
+  counts["num_writes_completed"] = now.num_writes_completed;
+  counts["num_writes_failed"] = now.num_writes_failed;
+  counts["num_bytes_posted"] = now.num_bytes_posted;
+  counts["num_arrivals"] = now.num_arrivals;
+  counts["num_surplus"] = now.num_surplus;
+  counts["num_messages_sent"] = now.num_messages_sent;
+  counts["num_messages_received"] = now.num_messages_received;
+  return counts;
+}
+
+void define_traits(nb::module_& module) {
+  nb::class_<Traits>(module, "Traits")
+      .def_ro("provider", &Traits::provider)
+      .def_ro("virtual_addressing", &Traits::virtual_addressing)
+      .def_ro("provider_keys", &Traits::provider_keys)
+      .def_ro("local_registration", &Traits::local_registration)
+      .def_ro("endpoint_registration", &Traits::endpoint_registration)
+      .def_ro("mr_key_size", &Traits::mr_key_size)
+      .def_ro("cq_data_size", &Traits::cq_data_size)
+      .def_ro("inject_size", &Traits::inject_size)
+      .def_ro("iov_limit", &Traits::iov_limit)
+      .def_ro("rma_iov_limit", &Traits::rma_iov_limit)
+      .def_ro("tx_size", &Traits::tx_size)
+      .def_ro("rx_size", &Traits::rx_size)
+      .def_ro("max_message", &Traits::max_message)
+      .def_ro("wait_fd", &Traits::wait_fd);
+}
+
+void define_peers(nb::class_<Engine>& engine) {
+  engine
+      .def_prop_ro("address", [](Engine& self) { return to_bytes(self.open()->address()); })
+      .def_prop_ro("event_fd", [](Engine& self) { return self.open()->event_fd(); })
+      .def_prop_ro("traits", [](Engine& self) { return self.open()->traits(); })
+      .def("add_peer", [](Engine& self, nb::bytes address) {
+        const std::string name(address.c_str(), address.size());
+        return self.with([&](Owner& owner) { return owner.add_peer(name); });
+      }, "address"_a)
+      .def("remove_peer", [](Engine& self, std::uint64_t peer) {
+        self.with([peer](Owner& owner) { owner.remove_peer(peer); });
+      }, "peer"_a)
+      .def("grant", &grant, "peer"_a)
+      .def("revoke", [](Engine& self, std::uint64_t peer) {
+        self.with([peer](Owner& owner) { owner.revoke(peer); });
+      }, "peer"_a)
+      .def("connect", [](Engine& self, std::uint64_t peer, nb::object descriptor) {
+        const Descriptor told = to_descriptor(descriptor);
+        self.with([&](Owner& owner) { owner.connect(peer, told); });
+      }, "peer"_a, "descriptor"_a)
+      .def("send", [](Engine& self, std::uint64_t peer, nb::bytes message) {
+        std::string bytes(message.c_str(), message.size());
+        self.with([&](Owner& owner) { owner.send(peer, std::move(bytes)); });
+      }, "peer"_a, "message"_a);
+}
+
+void define_counters(nb::class_<Engine>& engine) {
+  engine
+      .def("arm", [](Engine& self, std::int64_t imm, std::int64_t expected) {
+        const auto target = static_cast<std::uint64_t>(within("expected", expected, 1));
+        self.with([=](Owner& owner) { owner.arm(to_imm(imm), target); });
+      }, "imm"_a, "expected"_a)
+      .def("retarget", [](Engine& self, std::int64_t imm, std::int64_t expected) {
+        const auto target = static_cast<std::uint64_t>(within("expected", expected, 0));
+        self.with([=](Owner& owner) { owner.retarget(to_imm(imm), target); });
+      }, "imm"_a, "expected"_a)
+      .def("disarm", [](Engine& self, std::int64_t imm) {
+        self.with([=](Owner& owner) { owner.disarm(to_imm(imm)); });
+      }, "imm"_a);
+}
+
+void define_writes(nb::class_<Engine>& engine) {
+  engine
+      .def("open_transfer", [](Engine& self, std::uint64_t peer, std::int64_t imm, std::int64_t num_pages) {
+        const auto pages = static_cast<std::uint64_t>(within("num_pages", num_pages, 0));
+        return self.with([=](Owner& owner) { return owner.open_transfer(peer, to_imm(imm), pages); });
+      }, "peer"_a, "imm"_a, "num_pages"_a)
+      .def("submit_write", [](Engine& self, std::uint64_t transfer, std::int64_t src_offset, std::int64_t dst_offset,
+                              std::int64_t length) {
+        auto write = to_single_write(src_offset, dst_offset, length);
+        self.with([&](Owner& owner) { owner.submit_pages(transfer, std::move(write), false); });
+      }, "transfer"_a, "src_offset"_a, "dst_offset"_a, "length"_a)
+      .def("submit_pages", [](Engine& self, std::uint64_t transfer, nb::object writes) {
+        auto pages = to_page_writes(writes);
+        self.with([&](Owner& owner) { owner.submit_pages(transfer, std::move(pages), true); });
+      }, "transfer"_a, "writes"_a)
+      .def("submit_last", &submit_last, "transfer"_a, "last"_a.none())
+      .def("submit_program", &submit_program, "step"_a, "writes"_a, "last"_a)
+      .def("raise_layers", [](Engine& self, std::int64_t counter) {
+        self.open()->raise_layers(static_cast<std::uint64_t>(within("counter", counter, 0)));
+      }, "counter"_a)
+      .def("fail_step", &fail_step, "step"_a)
+      .def("close_transfer", [](Engine& self, std::uint64_t transfer) {
+        return self.with([transfer](Owner& owner) { return owner.close_transfer(transfer); });
+      }, "transfer"_a)
+      .def("submit_digest", &submit_digest, "reads"_a, "num_pages"_a);
+}
+
+void define_results(nb::class_<Engine>& engine) {
+  engine
+      .def("drain", &drain, "sink"_a)
+      .def("statistics", &statistics)
+      .def("num_fragments_dropped", [](Engine& self) {
+        return self.with([](Owner& owner) { return owner.statistics().num_fragments_dropped; });
+      })
+      .def("owner_cpu_ns", [](Engine& self) { return self.with([](Owner& owner) { return owner.cpu_ns(); }); })
+      .def("close", &Engine::close);
+}
+
+// The classes of headrace.errors are looked up at each raise: rare, and no reference outlives the interpreter.
+void raise_as(const char* name, nb::object arguments) {
+  const nb::object kind = nb::module_::import_("headrace.errors").attr(name);
+  const nb::object error = kind(*nb::borrow<nb::tuple>(arguments));
+  PyErr_SetObject(kind.ptr(), error.ptr());
+}
+
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const InputError& error) {
+    raise_as("InputError", nb::make_tuple(error.field, error.what()));
+  } catch (const FabricError& error) {
+    raise_as("FabricError", nb::make_tuple(error.call, error.code, error.what()));
+  } catch (const Closed& error) {
+    raise_as("Closed", nb::make_tuple(error.what()));
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  nb::register_exception_translator(&translate);
+  define_traits(module);
+  nb::class_<Engine> engine(module, "Engine");
+  engine.def(nb::init<int, std::int64_t, const std::string&, const std::optional<std::string>&>(), "memory_fd"_a,
+             "length"_a, "provider"_a, "node"_a.none());
+  define_peers(engine);
+  define_counters(engine);
+  define_writes(engine);
+  define_results(engine);
+}
+
+}  // namespace headrace::fabric

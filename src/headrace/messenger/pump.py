@@ -1,0 +1,99 @@
+"""Runs one messenger on an asyncio loop: fabric events in, outcomes out, timers when they are due.
+
+Owns nothing but the wake-up and the pidfds of peers on this host. Its loop is the one that owns the messenger and the
+page pool; whatever else calls them runs there too, and pokes the pump afterwards when it opened something with a
+deadline. The fabric's owner thread wakes it through the event fd, so it costs nothing while nothing happens.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from headrace.fabric.interface import Event, Fabric, PeerId
+from headrace.messenger.outcomes import PeerReady
+from headrace.messenger.process import ProcessName
+
+Outcome = TypeVar("Outcome")
+Told = TypeVar("Told", covariant=True)
+
+
+class Messenger(Protocol[Told]):
+    def handle(self, events: Sequence[Event], now: float) -> None: ...
+    def advance(self, now: float) -> None: ...
+    def next_due(self) -> float | None: ...
+    def peer_exited(self, peer: PeerId, now: float) -> None: ...
+    def drain_outcomes(self) -> Sequence[Told]: ...
+
+
+class Pump(Generic[Outcome]):
+    """`on_outcome` is called on the loop, once for each outcome, in order."""
+
+    def __init__(
+        self,
+        messenger: Messenger[Outcome],
+        fabric: Fabric,
+        on_outcome: Callable[[Outcome], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._messenger = messenger
+        self._fabric = fabric
+        self._on_outcome = on_outcome
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._host = ProcessName.own().host
+        self._pidfds: dict[PeerId, int] = {}
+
+    def poke(self) -> None:
+        """Something was asked of the messenger from outside: look at its timers and outcomes again."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled. An error of the messenger or of `on_outcome` ends it: nothing is served half."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._fabric.event_fd, self._wake.set)
+        try:
+            while True:
+                self._wake.clear()
+                self.turn()
+                due = self._messenger.next_due()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if due is None else max(0.0, due - self._clock())):
+                        await self._wake.wait()
+        finally:
+            loop.remove_reader(self._fabric.event_fd)
+            for peer in list(self._pidfds):
+                self._unwatch(peer)
+
+    def turn(self) -> None:
+        """One pass: what the fabric told, what is due, what came of it."""
+        self._messenger.handle(self._fabric.drain_events(), self._clock())
+        self._messenger.advance(self._clock())
+        for outcome in self._messenger.drain_outcomes():
+            if isinstance(outcome, PeerReady):
+                self._watch(outcome)
+            self._on_outcome(outcome)
+
+    def _watch(self, ready: PeerReady) -> None:
+        if ready.process.host != self._host or ready.peer in self._pidfds:
+            return
+        pidfd = ready.process.try_open()
+        if pidfd is None:
+            self._exited(ready.peer)
+            return
+        self._pidfds[ready.peer] = pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._exited, ready.peer)
+
+    def _exited(self, peer: PeerId) -> None:
+        self._unwatch(peer)
+        self._messenger.peer_exited(peer, self._clock())
+        self._wake.set()
+
+    def _unwatch(self, peer: PeerId) -> None:
+        pidfd = self._pidfds.pop(peer, None)
+        if pidfd is not None:
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)

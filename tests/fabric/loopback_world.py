@@ -1,0 +1,40 @@
+"""Two linked loopback endpoints with chosen faults, for the tests that look at the network itself."""
+
+from fabric_world import Link, LoopbackWorld, fill, link
+
+from headrace.fabric.interface import TransferId
+from headrace.testing import Faults
+
+CALM = Faults()
+
+
+def calm_pair(faults: Faults = CALM, *, seed: int = 1) -> tuple[LoopbackWorld, Link]:
+    """The faults hold from the link's first message on; the writer has seeded bytes, the reader poison."""
+    world = LoopbackWorld(seed=seed, faults=faults)
+    pair = link(world)
+    fill(pair.writer)
+    return world, pair
+
+
+def submit(pair: Link, *, imm: int = 7, src: int = 0, dst: int = 0, length: int = 4096, count: int = 1) -> TransferId:
+    """A transfer of `count` writes side by side, ended."""
+    transfer = pair.open(imm)
+    for i in range(count):
+        pair.writer.fabric.submit_write(
+            transfer, src_offset=src + i * length, dst_offset=dst + i * length, length=length
+        )
+    pair.writer.fabric.submit_last(transfer)
+    return transfer
+
+
+def landed(pair: Link, *, begin: int = 0, end: int = 4096) -> bool:
+    """Whether [begin, end) at the reader equals the writer's."""
+    return bool((pair.reader.memory[begin:end] == pair.writer.memory[begin:end]).all())
+
+
+def untouched(pair: Link) -> bool:
+    return bool((pair.reader.memory == 0xA5).all())
+
+
+def arrivals(pair: Link) -> int:
+    return pair.reader.fabric.statistics().num_arrivals

@@ -1,0 +1,335 @@
+"""Prefillers and decoders over a loopback network: real messengers, pages and leases, a pattern for a model.
+
+One thread moves everything: `turn` of a process is what its loop would do. Free pages are poisoned, and looked at
+before they are used again, so a byte that lands late in a page that nobody gave away is found wherever it lands.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headrace.fabric.interface import LAYERS_PER_STEP, Imm, PeerId
+from headrace.kvcache.layout import KVLayout, PoolLayout
+from headrace.kvcache.pages import PagePool
+from headrace.kvcache.prefix import PrefixIndex, num_whole_pages, page_hashes
+from headrace.kvcache.reservation import Reservation, try_reserve
+from headrace.messenger.aux import aux_slot_bytes
+from headrace.messenger.decoder import DecoderMessenger, DecoderOptions, TicketRequest
+from headrace.messenger.hello import Identity
+from headrace.messenger.outcomes import (
+    DecoderOutcome,
+    JobDropped,
+    PeerReady,
+    PeerRefused,
+    PrefillJob,
+    Ready,
+    TicketFailed,
+)
+from headrace.messenger.prefiller import Chunk, PrefillerMessenger, PrefillerOptions
+from headrace.messenger.process import ProcessName
+from headrace.protocol.messages import Granted, Reserve, Ticket, Tier
+from headrace.testing import LoopbackFabric, LoopbackNetwork
+from pattern_model import PatternModel, prefix_keys
+
+KV = KVLayout(num_layers=3, num_kv_heads=2, page_size=4, head_dim=4, dtype="fp32")
+MAX_MODEL_LEN = 256
+
+
+def pool_layout(num_pages: int, *, num_aux_slots: int = 8, kv: KVLayout = KV) -> PoolLayout:
+    return PoolLayout(
+        kv=kv,
+        num_pages=num_pages,
+        num_aux_slots=num_aux_slots,
+        aux_slot_bytes=aux_slot_bytes(MAX_MODEL_LEN, kv.page_size),
+    )
+
+
+class PoisonedPool(PagePool):
+    """Poisons what becomes free, and finds it touched when it is handed out again."""
+
+    def __init__(self, model: PatternModel, memory: np.ndarray) -> None:
+        super().__init__(model.layout.num_pages, PrefixIndex())
+        self._model, self._memory = model, memory
+        model.poison(memory, range(model.layout.num_pages))
+
+    def try_allocate(self, num: int) -> list[int] | None:
+        self.look()
+        return super().try_allocate(num)
+
+    def release(self, pages: Sequence[int]) -> None:
+        before = set(self._free)
+        super().release(pages)
+        self._model.poison(self._memory, sorted(set(self._free) - before))
+
+    def readmit(self, pages: Sequence[int]) -> None:
+        super().readmit(pages)
+        self._model.poison(self._memory, pages)
+
+    def look(self) -> None:
+        touched = self._model.touched(self._memory, self._free)
+        assert not touched, f"bytes landed in free pages {touched}"
+
+
+class Process:
+    """What both roles have: one memory, one fabric, one pool."""
+
+    def __init__(self, network: LoopbackNetwork, layout: PoolLayout, *, role: str, fingerprint: str = "model") -> None:
+        self.network = network
+        self.model = PatternModel(layout)
+        self.memory = np.zeros(layout.total_bytes, dtype=np.uint8)
+        self.pool = PoisonedPool(self.model, self.memory)
+        self.fabric: LoopbackFabric = network.endpoint(self.memory)
+        self.dead = False
+        self.hung = False
+        self.identity = Identity(
+            uuid=f"{network.rng.getrandbits(128):032x}",
+            role=role,  # type: ignore[arg-type]
+            fingerprint=fingerprint,
+            pool=layout,
+            num_ranks=1,
+            process=ProcessName(host="loopback", pid=1 + network.rng.getrandbits(20), started=0),
+        )
+
+    @property
+    def runs(self) -> bool:
+        return not (self.dead or self.hung)
+
+
+@dataclass(slots=True)
+class _Prompt:
+    job: PrefillJob
+    computed: int
+    keys: np.ndarray
+
+
+class PrefillerProcess(Process):
+    def __init__(
+        self,
+        network: LoopbackNetwork,
+        layout: PoolLayout,
+        *,
+        options: PrefillerOptions = PrefillerOptions(lease_tokens=64, reserve_tokens=16),
+        chunk_tokens: int = 8,
+        fingerprint: str = "model",
+    ) -> None:
+        super().__init__(network, layout, role="prefiller", fingerprint=fingerprint)
+        self.messenger = PrefillerMessenger(
+            fabric=self.fabric, identity=self.identity, pages=self.pool, memory=self.memory, options=options
+        )
+        self.chunk_tokens = chunk_tokens
+        self.prompts: dict[Ticket, _Prompt] = {}
+        self.decoders: dict[str, PeerId] = {}
+        self.refused: list[PeerRefused] = []
+        self.step = 0
+        self.running: tuple[list[tuple[_Prompt, Chunk]], int] | None = None  # (chunks, layers done)
+
+    def turn(self) -> None:
+        if not self.runs:
+            return
+        self.messenger.handle(self.fabric.drain_events(), self.network.now)
+        self.messenger.advance(self.network.now)
+        for outcome in self.messenger.drain_outcomes():
+            match outcome:
+                case PrefillJob():
+                    keys = prefix_keys(outcome.token_ids)
+                    self.prompts[outcome.ticket] = _Prompt(outcome, outcome.cached_len, keys)
+                case JobDropped():
+                    self.prompts.pop(outcome.ticket, None)
+                case PeerReady():
+                    self.decoders[outcome.uuid] = outcome.peer
+                case PeerRefused():
+                    self.refused.append(outcome)
+
+    def begin_step(self) -> bool:
+        """Plan the next step: the oldest prompts, up to chunk_tokens in all."""
+        assert self.running is None
+        room, chunks = self.chunk_tokens, []
+        for prompt in self.prompts.values():
+            end = min(prompt.computed + room, len(prompt.job.token_ids) - 1)
+            if end > prompt.computed:
+                chunks.append((prompt, Chunk(ticket=prompt.job.ticket, begin=prompt.computed, end=end)))
+                room -= end - prompt.computed
+        if not chunks:
+            return False
+        self.step += 1
+        self.messenger.begin_step(self.step, [chunk for _, chunk in chunks])
+        self.running = (chunks, 0)
+        return True
+
+    def compute_layer(self) -> bool:
+        """One layer of the running step; False when there is none left."""
+        assert self.running is not None
+        chunks, layer = self.running
+        if layer == self.model.layout.kv.num_layers:
+            return False
+        for prompt, chunk in chunks:
+            keys = prompt.keys[chunk.begin : chunk.end]
+            self.model.compute_layer(self.memory, layer, keys, prompt.job.pages, chunk.begin)
+        self.running = (chunks, layer + 1)
+        self.fabric.raise_layers(self.step * LAYERS_PER_STEP + layer + 1)
+        return True
+
+    def end_step(self, *, fail: bool = False) -> None:
+        assert self.running is not None
+        chunks, _ = self.running
+        self.running = None
+        if fail:
+            self.messenger.fail_step(self.step, "the step failed", self.network.now)
+        else:
+            for prompt, chunk in chunks:
+                prompt.computed = chunk.end
+                if chunk.end == len(prompt.job.token_ids) - 1:
+                    self.prompts.pop(prompt.job.ticket, None)
+            self.messenger.commit_step(self.step, self.network.now)
+        self.turn()
+
+    def lease(self, request_id: str, num_tokens: int, tier: Tier = "interactive") -> str | None:
+        reserve = Reserve(
+            sender=self.identity.uuid, request_id=request_id, num_tokens=num_tokens, tier=tier, remaining_s=30.0
+        )
+        answer = self.messenger.reserve(reserve, self.network.now)
+        return answer.lease if isinstance(answer, Granted) else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """A request as its decoder's role keeps it."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    reservation: Reservation
+    imm: Imm | None = None
+    answers: list[Ready | TicketFailed] = field(default_factory=list)
+
+
+class DecoderProcess(Process):
+    def __init__(
+        self,
+        network: LoopbackNetwork,
+        layout: PoolLayout,
+        *,
+        options: DecoderOptions = DecoderOptions(),
+        fingerprint: str = "model",
+    ) -> None:
+        super().__init__(network, layout, role="decoder", fingerprint=fingerprint)
+        self.messenger = DecoderMessenger(
+            fabric=self.fabric,
+            identity=self.identity,
+            pages=self.pool,
+            memory=self.memory,
+            rng=random.Random(network.rng.getrandbits(64)),
+            options=options,
+        )
+        self.requests: dict[str, Request] = {}
+        self.by_imm: dict[Imm, Request] = {}
+        self.outcomes: list[DecoderOutcome] = []
+
+    def reserve(self, request_id: str, token_ids: tuple[int, ...]) -> Request | None:
+        size = self.model.layout.kv.page_size
+        hashes = page_hashes(token_ids[: len(token_ids) - 1], size, b"model")
+        reservation = try_reserve(self.pool, hashes, len(token_ids), 2, size)
+        if reservation is None:
+            return None
+        request = Request(request_id=request_id, token_ids=token_ids, reservation=reservation)
+        self.requests[request_id] = request
+        return request
+
+    def needs_prefill(self, request: Request) -> bool:
+        return request.reservation.cached_len < len(request.token_ids) - 1
+
+    def open(self, request: Request, prefiller: PeerId, lease: str, *, remaining_s: float = 30.0) -> Imm | None:
+        size = self.model.layout.kv.page_size
+        num_prefilled = len(request.token_ids) - 1
+        first, end = request.reservation.num_hit_pages, -(-num_prefilled // size)
+        request.imm = self.messenger.try_open_ticket(
+            TicketRequest(
+                request_id=request.request_id,
+                prefiller=prefiller,
+                lease=lease,
+                token_ids=request.token_ids,
+                cached_len=request.reservation.cached_len,
+                pages=request.reservation.pages[first:end],
+                hashes=tuple(page_hashes(request.token_ids[:num_prefilled], size, b"model")),
+                remaining_s=remaining_s,
+            ),
+            self.network.now,
+        )
+        if request.imm is not None:
+            self.by_imm[request.imm] = request
+        return request.imm
+
+    def turn(self) -> list[Request]:
+        """-> the requests that have their answer now."""
+        if not self.runs:
+            return []
+        self.messenger.handle(self.fabric.drain_events(), self.network.now)
+        self.messenger.advance(self.network.now)
+        answered = []
+        for outcome in self.messenger.drain_outcomes():
+            self.outcomes.append(outcome)
+            if isinstance(outcome, Ready | TicketFailed):
+                request = self.by_imm[outcome.imm]
+                request.answers.append(outcome)
+                assert len(request.answers) == 1, f"answered twice: {request.answers}"
+                answered.append(request)
+        return answered
+
+    @staticmethod
+    def keys(request: Request) -> np.ndarray:
+        return prefix_keys(request.token_ids[:-1])
+
+    def wrong_bytes(self, request: Request) -> list[str]:
+        """Where the KV of [0, n-1) is not this prompt's."""
+        return self.model.differences(self.memory, self.keys(request), request.reservation.pages, 0)
+
+    def finish(self, request: Request) -> None:
+        """Give back what the request holds: everything, or all but its ticket's pages when that failed."""
+        del self.requests[request.request_id]
+        table = request.reservation.pages
+        if request.answers and isinstance(request.answers[0], TicketFailed):
+            size = self.model.layout.kv.page_size
+            first, end = request.reservation.num_hit_pages, -(-(len(request.token_ids) - 1) // size)
+            table = (*table[:first], *table[end:])
+        self.pool.release(table)
+
+    def index_is_sane(self, request: Request) -> bool:
+        whole = num_whole_pages(len(request.token_ids), self.model.layout.kv.page_size)
+        return all(page not in self.pool.prefix for page in request.reservation.pages[whole:])
+
+
+def settle(network: LoopbackNetwork, *processes: PrefillerProcess | DecoderProcess) -> None:
+    """Deliver and turn until nothing moves any more, without moving the clock further than deliveries need."""
+    while True:
+        for process in processes:
+            process.turn()
+        if not network.step():
+            due = network.next_due()
+            if due is None:
+                break
+            network.advance(max(0.0, due - network.now))
+    for process in processes:
+        process.turn()
+
+
+def pair(
+    network: LoopbackNetwork, *, num_pages: int = 64, decoder_options: DecoderOptions = DecoderOptions()
+) -> tuple[PrefillerProcess, DecoderProcess, PeerId]:
+    """One of each, greeted."""
+    prefiller = PrefillerProcess(network, pool_layout(num_pages))
+    decoder = DecoderProcess(network, pool_layout(num_pages + 3), options=decoder_options)
+    peer = decoder.messenger.greet(prefiller.fabric.address, network.now)
+    settle(network, prefiller, decoder)
+    assert decoder.messenger.is_ready(peer)
+    return prefiller, decoder, peer
+
+
+def run_prompts(prefiller: PrefillerProcess, *others: DecoderProcess) -> None:
+    """Compute everything that is queued, delivering all the while."""
+    settle(prefiller.network, prefiller, *others)
+    while prefiller.begin_step():
+        while prefiller.compute_layer():
+            prefiller.network.step()
+        prefiller.end_step()
+        settle(prefiller.network, prefiller, *others)

@@ -1,0 +1,144 @@
+"""Every byte of every page arrives, and nothing else is touched: whole tickets over the loopback network."""
+
+import pytest
+from kv_world import KV, DecoderProcess, PrefillerProcess, pair, run_prompts, settle
+
+from headrace.messenger.decoder import DecoderOptions
+from headrace.messenger.outcomes import Ready, TicketFailed
+from headrace.testing import Faults, LoopbackNetwork
+
+PAGE, CHUNK = KV.page_size, 8
+LENGTHS = [1, 2, PAGE - 1, PAGE, PAGE + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 1, 50]
+
+SEEDS = range(3)
+EVERY_DAY = Faults(
+    delay_s=(0.0, 0.01),
+    late_s=(0.0, 0.1),  # below what counts as lost
+    reorder=True,
+    early_completion=0.3,
+    late_completion=0.2,
+    late_write=0.1,
+    split_write=0.3,
+    late_imm=0.3,
+    duplicate_completion=0.2,
+    full_queue=0.1,
+    duplicate_message=0.1,
+    reorder_messages=True,
+)
+
+
+def tokens(num: int, *, seed: int = 1) -> tuple[int, ...]:
+    return tuple((seed * 1000 + 7 * i) % 997 for i in range(num))
+
+
+def serve(decoder: DecoderProcess, prefiller: PrefillerProcess, peer: int, name: str, prompt: tuple[int, ...]) -> Ready:
+    """One request from reservation to finish; its bytes are compared."""
+    request = decoder.reserve(name, prompt)
+    assert request is not None
+    if not decoder.needs_prefill(request):
+        assert decoder.wrong_bytes(request) == []
+        decoder.finish(request)
+        return Ready(request_id=name, imm=0, cached_len=request.reservation.cached_len)  # type: ignore[arg-type]
+    lease = prefiller.lease(name, len(prompt))
+    assert lease is not None
+    assert decoder.open(request, peer, lease) is not None  # type: ignore[arg-type]
+    run_prompts(prefiller, decoder)
+    assert len(request.answers) == 1, f"no answer: {decoder.messenger!r} {prefiller.messenger!r}"
+    answer = request.answers[0]
+    assert isinstance(answer, Ready), answer
+    assert decoder.wrong_bytes(request) == []
+    assert decoder.index_is_sane(request)
+    decoder.finish(request)
+    return answer
+
+
+def everything_is_back(prefiller: PrefillerProcess, decoder: DecoderProcess) -> None:
+    settle(prefiller.network, prefiller, decoder)
+    for process in (prefiller, decoder):
+        process.pool.look()
+        process.messenger.check()
+        pages = process.pool.statistics()
+        assert (pages.num_held, pages.num_quarantined) == (0, 0), pages
+    assert decoder.messenger.statistics().num_open == 0
+    assert prefiller.messenger.statistics().num_tickets == 0
+    assert prefiller.messenger.statistics().num_leased_tokens == 0
+
+
+@pytest.mark.parametrize("faults", [Faults(), EVERY_DAY], ids=["calm", "reordered"])
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_byte_of_a_prompt_of_any_length_arrives(length: int, seed: int, faults: Faults) -> None:
+    network = LoopbackNetwork(seed=seed, faults=faults)
+    prefiller, decoder, peer = pair(network)
+    serve(decoder, prefiller, peer, "a", tokens(length))
+    everything_is_back(prefiller, decoder)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("prefiller_has", [0, PAGE, 5 * PAGE, 7 * PAGE + 1, 8 * PAGE])
+@pytest.mark.parametrize("decoder_has", [0, PAGE, 5 * PAGE, 7 * PAGE + 1, 8 * PAGE])
+@pytest.mark.parametrize("length", [8 * PAGE, 8 * PAGE + 1, 8 * PAGE + 3])
+def test_hits_on_either_side_are_used_and_never_sent_wrong(
+    length: int, decoder_has: int, prefiller_has: int, seed: int
+) -> None:
+    network = LoopbackNetwork(seed=seed, faults=EVERY_DAY)
+    prefiller, decoder, peer = pair(network)
+    other = DecoderProcess(network, decoder.model.layout)
+    other_peer = other.messenger.greet(prefiller.fabric.address, network.now)
+    settle(network, prefiller, decoder, other)
+    prompt = tokens(length)
+    if decoder_has:  # through a prefiller of its own, so that only the decoder knows these pages
+        helper = PrefillerProcess(network, prefiller.model.layout)
+        helper_peer = decoder.messenger.greet(helper.fabric.address, network.now)
+        settle(network, helper, decoder)
+        serve(decoder, helper, helper_peer, "decoder's", prompt[: decoder_has + 1])
+    if prefiller_has:
+        serve(other, prefiller, other_peer, "prefiller's", prompt[: prefiller_has + 1])
+    answer = serve(decoder, prefiller, peer, "a", prompt)
+    most = (length - 1) // PAGE * PAGE
+    h, p = min(decoder_has // PAGE * PAGE, most), min(prefiller_has // PAGE * PAGE, most)
+    assert answer.cached_len == (h if h == length - 1 else max(h, p))
+    everything_is_back(prefiller, decoder)
+
+
+CORRUPTIONS = {
+    "a flipped bit": Faults(flip_bit=1.0),
+    "swapped pages": Faults(swap_pages=1.0),
+    "missing bytes": Faults(skip_bytes=1.0),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("what", CORRUPTIONS)
+def test_wrong_bytes_are_caught_and_never_ready(what: str, seed: int) -> None:
+    network = LoopbackNetwork(seed=seed)
+    prefiller, decoder, peer = pair(network)
+    request = decoder.reserve("a", tokens(30))
+    lease = prefiller.lease("a", 30)
+    assert request is not None
+    assert lease is not None
+    decoder.open(request, peer, lease)
+    settle(network, prefiller, decoder)
+    network.faults = CORRUPTIONS[what]
+    prefiller.begin_step()
+    prefiller.compute_layer()
+    while network.step():
+        pass  # the first layer of the first chunk goes wrong, nothing else
+    network.faults = Faults()
+    while prefiller.compute_layer():
+        pass
+    prefiller.end_step()
+    run_prompts(prefiller, decoder)
+    [answer] = request.answers
+    assert isinstance(answer, TicketFailed)
+    assert answer.reason == "corrupt"
+    decoder.finish(request)
+    everything_is_back(prefiller, decoder)
+    assert decoder.messenger.statistics().num_wrong_bytes == 1
+
+
+def test_without_verification_the_header_alone_is_checked() -> None:
+    network = LoopbackNetwork(seed=1)
+    prefiller, decoder, peer = pair(network, decoder_options=DecoderOptions(verify_kv=False))
+    serve(decoder, prefiller, peer, "a", tokens(30))
+    everything_is_back(prefiller, decoder)
