@@ -92,6 +92,10 @@ class World(Protocol):
         """Let time pass until nothing happens any more."""
         ...
 
+    def pause(self, length: int) -> None:
+        """Let a little happen, more for a greater `length`; nothing is drained."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -129,6 +133,11 @@ class LoopbackWorld:
     def settle(self) -> None:
         self.network.run()
         _drain(self.sides)
+
+    def pause(self, length: int) -> None:
+        for _ in range(length):
+            if not self.network.step():
+                self.network.advance(0.0005)
 
     def close(self) -> None:
         for side in self.sides:
@@ -170,6 +179,9 @@ class NativeWorld:
             self._sleep_at_most(QUIET_S)
             if _drain(self.sides):
                 quiet_since = time.monotonic()
+
+    def pause(self, length: int) -> None:
+        time.sleep(length * 20e-6)
 
     def _sleep_at_most(self, seconds: float) -> None:
         poller = select.poll()

@@ -1,9 +1,9 @@
 """Two linked loopback endpoints with chosen faults, for the tests that look at the network itself."""
 
-from fabric_world import Link, LoopbackWorld, fill, link
+from fabric_world import Link, LoopbackWorld, Side, fill, link
 
 from headrace.fabric.interface import TransferId
-from headrace.testing import Faults
+from headrace.testing import Faults, LoopbackFabric
 
 CALM = Faults()
 
@@ -14,6 +14,12 @@ def calm_pair(faults: Faults = CALM, *, seed: int = 1) -> tuple[LoopbackWorld, L
     pair = link(world)
     fill(pair.writer)
     return world, pair
+
+
+def of(side: Side) -> LoopbackFabric:
+    """The fabric of `side`, for the network's adversary."""
+    assert isinstance(side.fabric, LoopbackFabric)
+    return side.fabric
 
 
 def submit(pair: Link, *, imm: int = 7, src: int = 0, dst: int = 0, length: int = 4096, count: int = 1) -> TransferId:

@@ -44,6 +44,10 @@ class _Reader:
         self._fabric.revoke(self._peers[address])
         return "revoked"
 
+    def remove(self, address: str) -> str:
+        self._fabric.remove_peer(self._peers.pop(address))
+        return "removed"
+
     def poison(self) -> str:
         self._memory[:] = POISON * LENGTH
         return "poisoned"

@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from digest_model import slow_digests
-from fabric_world import Link, page_writes
+from fabric_world import Link, LoopbackWorld, page_writes
 from loopback_world import CALM, arrivals, calm_pair, landed, submit, untouched
 
 from headrace.errors import InputError
 from headrace.fabric.interface import (
     DigestsReady,
+    Imm,
     LastWrite,
     MessageReceived,
     PageReads,
@@ -117,7 +118,7 @@ def test_the_rest_of_a_half_received_write_misses_the_memory_after_a_revoke(imm_
     submit(pair)
     world.wait_for(lambda: not untouched(pair))
     pair.reader.fabric.revoke(pair.to_writer)
-    pair.reader.fabric.disarm(pair.reader.fabric.arm(1, 1) or 7)  # type: ignore[arg-type]
+    pair.reader.fabric.disarm(Imm(7))
     pair.reader.memory[:] = 0xA5
     world.settle()
     assert untouched(pair)
@@ -238,32 +239,29 @@ def test_messages_keep_their_order_unless_it_is_switched_off(reorder_messages: b
     assert (pair.reader.messages() == sent) is not reorder_messages
 
 
-def test_reordering_lets_writes_overtake_each_other() -> None:
-    def first_to_land(reorder: bool) -> set[int]:
-        found = set()
-        for seed in range(20):
-            world, pair = calm_pair(replace(CALM, reorder=reorder), seed=seed)
-            submit(pair, count=8)
-            world.wait_for(lambda pair=pair: arrivals(pair) == 1)  # type: ignore[misc]
-            found.add(int(np.argmax(pair.reader.memory[: 8 * 4096 : 4096] == pair.writer.memory[: 8 * 4096 : 4096])))
-        return found
+def first_to_land(seed: int, *, reorder: bool) -> int:
+    world, pair = calm_pair(replace(CALM, reorder=reorder), seed=seed)
+    submit(pair, count=8)
+    world.wait_for(lambda: arrivals(pair) == 1)
+    return int(np.argmax(pair.reader.memory[: 8 * 4096 : 4096] == pair.writer.memory[: 8 * 4096 : 4096]))
 
-    assert first_to_land(reorder=False) == {0}
-    assert len(first_to_land(reorder=True)) > 2
+
+def test_reordering_lets_writes_overtake_each_other() -> None:
+    assert {first_to_land(seed, reorder=False) for seed in range(20)} == {0}
+    assert len({first_to_land(seed, reorder=True) for seed in range(20)}) > 2
 
 
 # ---- corruption
 
 
-def digests_differ(pair: Link, faults: Faults) -> int:
+def digests_differ(world: LoopbackWorld, pair: Link, faults: Faults) -> int:
     """Send eight pages with digests under `faults`; -> the number of pages whose digest differs where they landed."""
-    world = pair.world
-    world.network.faults = faults  # type: ignore[attr-defined]
+    world.network.faults = faults
     writes = page_writes(list(range(8)), list(range(8)), layers=(0, 2))
     transfer = pair.open(7, num_pages=8)
     pair.writer.fabric.submit_pages(transfer, writes)
     world.wait_for(lambda: arrivals(pair) == 16)
-    world.network.faults = CALM  # type: ignore[attr-defined]
+    world.network.faults = CALM
     last = LastWrite(src_offset=500_000, dst_offset=500_000, length=64, digests_at=0)
     pair.writer.fabric.submit_last(transfer, last)
     pair.wait_done(transfer)
@@ -277,20 +275,20 @@ def digests_differ(pair: Link, faults: Faults) -> int:
 
 
 def test_without_corruption_the_digests_agree() -> None:
-    _, pair = calm_pair()
-    assert digests_differ(pair, CALM) == 0
+    world, pair = calm_pair()
+    assert digests_differ(world, pair, CALM) == 0
 
 
 def test_a_flipped_bit_is_one_bit_of_each_write_and_changes_its_digest() -> None:
-    _, pair = calm_pair()
-    assert digests_differ(pair, replace(CALM, flip_bit=1.0)) == 8
+    world, pair = calm_pair()
+    assert digests_differ(world, pair, replace(CALM, flip_bit=1.0)) == 8
     flipped = np.unpackbits(pair.reader.memory ^ pair.writer.memory)[: 8 * 65536].reshape(-1, 8 * 1024)
     assert flipped[:8].sum(axis=1).tolist() == [1] * 8
 
 
 def test_swapped_pages_are_whole_pages_at_each_others_places() -> None:
-    _, pair = calm_pair()
-    assert digests_differ(pair, replace(CALM, swap_pages=1.0)) > 0
+    world, pair = calm_pair()
+    assert digests_differ(world, pair, replace(CALM, swap_pages=1.0)) > 0
     here = {
         pair.writer.memory[at : at + 1024].tobytes() for base in (0, 65536) for at in range(base, base + 8192, 1024)
     }
@@ -302,8 +300,8 @@ def test_swapped_pages_are_whole_pages_at_each_others_places() -> None:
 
 
 def test_skipped_bytes_leave_what_was_there_though_the_imm_arrives() -> None:
-    _, pair = calm_pair()
-    assert digests_differ(pair, replace(CALM, skip_bytes=1.0)) == 8
+    world, pair = calm_pair()
+    assert digests_differ(world, pair, replace(CALM, skip_bytes=1.0)) == 8
     assert (pair.reader.memory[:8192] == 0xA5).all()
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fabric_world import EVERY_DAY, LoopbackWorld, fill, link, page_writes
-from loopback_world import CALM, arrivals, calm_pair, landed, submit, untouched
+from loopback_world import CALM, arrivals, calm_pair, landed, of, submit, untouched
 
 from headrace.errors import Closed, InputError
 from headrace.fabric.interface import Event, SendFailed, TransferDone
@@ -69,7 +69,7 @@ def test_posted_writes_of_a_killed_writer_may_still_land(survives: bool) -> None
     before = pair.writer.memory.copy()
     submit(pair, count=2)
     assert world.network.step()  # posted
-    world.network.kill(pair.writer.fabric)  # type: ignore[arg-type]
+    world.network.kill(of(pair.writer))
     pair.writer.closed = True
     pair.writer.memory[:] = 0  # the dead process's memory is somebody else's now
     world.settle()
@@ -83,7 +83,7 @@ def test_nothing_new_comes_from_a_killed_writer_and_its_calls_raise() -> None:
     world, pair = calm_pair()
     submit(pair, count=200)  # beyond the window and not posted yet
     pair.writer.fabric.send(pair.to_reader, b"unsent")
-    world.network.kill(pair.writer.fabric)  # type: ignore[arg-type]
+    world.network.kill(of(pair.writer))
     pair.writer.closed = True
     world.settle()
     assert untouched(pair)
@@ -95,7 +95,7 @@ def test_nothing_new_comes_from_a_killed_writer_and_its_calls_raise() -> None:
 @pytest.mark.parametrize("error", [True, False])
 def test_writes_and_messages_to_a_killed_reader_fail_late_or_vanish(error: bool) -> None:
     world, pair = calm_pair(replace(CALM, error_after_death=float(error)))
-    world.network.kill(pair.reader.fabric)  # type: ignore[arg-type]
+    world.network.kill(of(pair.reader))
     pair.reader.closed = True
     transfer = submit(pair, count=10)
     pair.writer.fabric.send(pair.to_reader, b"anybody there?")
@@ -105,13 +105,14 @@ def test_writes_and_messages_to_a_killed_reader_fail_late_or_vanish(error: bool)
     assert (done.num_posted, done.num_failed) == (10, 10 if error else 0)
     assert len(pair.writer.told(SendFailed)) == error
     assert untouched(pair)
-    assert (0.012 <= world.network.now <= 1.4) == error or not error
+    if error:
+        assert 0.012 <= world.network.now <= 0.7
 
 
 def test_after_a_death_was_noticed_its_peer_stays_parked_for_ever() -> None:
     """EAGAIN without end, as measured; only closing the list or removing the peer ends the transfer."""
     world, pair = calm_pair(replace(CALM, error_after_death=1.0))
-    world.network.kill(pair.reader.fabric)  # type: ignore[arg-type]
+    world.network.kill(of(pair.reader))
     pair.reader.closed = True
     pair.wait_done(submit(pair))
     parked = submit(pair, count=3)
@@ -124,7 +125,7 @@ def test_after_a_death_was_noticed_its_peer_stays_parked_for_ever() -> None:
 
 def test_a_hung_reader_receives_nothing_until_it_wakes() -> None:
     world, pair = calm_pair()
-    world.network.hang(pair.reader.fabric)  # type: ignore[arg-type]
+    world.network.hang(of(pair.reader))
     transfer = submit(pair, count=200)
     pair.writer.fabric.send(pair.to_reader, b"hello")
     world.settle()
@@ -132,7 +133,7 @@ def test_a_hung_reader_receives_nothing_until_it_wakes() -> None:
     assert not pair.reader.events
     assert pair.writer.fabric.statistics().num_writes_posted == 64  # the window, no more
     assert pair.writer.done(transfer) is None
-    world.network.wake(pair.reader.fabric)  # type: ignore[arg-type]
+    world.network.wake(of(pair.reader))
     world.settle()
     assert landed(pair, end=200 * 4096)
     assert pair.reader.messages() == [b"hello"]
@@ -144,11 +145,11 @@ def test_a_hung_writer_posts_and_completes_nothing_until_it_wakes() -> None:
     early = submit(pair, imm=1)
     assert world.network.step()  # posted
     late = submit(pair, imm=2, dst=8192)
-    world.network.hang(pair.writer.fabric)  # type: ignore[arg-type]
+    world.network.hang(of(pair.writer))
     world.settle()
     assert arrivals(pair) == 1  # what was posted is on its way
     assert pair.writer.events == []
-    world.network.wake(pair.writer.fabric)  # type: ignore[arg-type]
+    world.network.wake(of(pair.writer))
     world.settle()
     assert {done.transfer for done in pair.writer.told(TransferDone)} == {early, late}
 
@@ -158,7 +159,7 @@ def test_one_hung_peer_does_not_stop_another() -> None:
     writer = world.side()
     hung, other = link(world, writer), link(world, writer)
     fill(writer)
-    world.network.hang(hung.reader.fabric)  # type: ignore[arg-type]
+    world.network.hang(of(hung.reader))
     stuck = submit(hung, imm=1, count=200)
     through = submit(other, imm=2, count=200)
     world.settle()
@@ -169,10 +170,10 @@ def test_one_hung_peer_does_not_stop_another() -> None:
 
 def test_a_hung_process_that_is_killed_never_wakes() -> None:
     world, pair = calm_pair(replace(CALM, error_after_death=1.0))
-    world.network.hang(pair.reader.fabric)  # type: ignore[arg-type]
+    world.network.hang(of(pair.reader))
     transfer = submit(pair)
     world.settle()
-    world.network.kill(pair.reader.fabric)  # type: ignore[arg-type]
+    world.network.kill(of(pair.reader))
     pair.reader.closed = True
     assert pair.wait_done(transfer).num_failed == 1
     assert untouched(pair)
@@ -183,7 +184,7 @@ def test_a_cut_pair_passes_nothing_either_way_until_it_heals() -> None:
     writer, reader = world.side(), world.side()
     pair, other = link(world, writer, reader), link(world, writer)
     fill(writer)
-    world.network.cut(writer.fabric, reader.fabric)  # type: ignore[arg-type]
+    world.network.cut(of(writer), of(reader))
     transfer = submit(pair)
     writer.fabric.send(pair.to_reader, b"there")
     reader.fabric.send(pair.to_writer, b"back")
@@ -193,7 +194,7 @@ def test_a_cut_pair_passes_nothing_either_way_until_it_heals() -> None:
     assert not writer.events
     assert not reader.events
     assert other.reader.messages() == [b"unharmed"]
-    world.network.heal(writer.fabric, reader.fabric)  # type: ignore[arg-type]
+    world.network.heal(of(writer), of(reader))
     world.settle()
     assert landed(pair)
     assert writer.done(transfer) is not None
@@ -204,14 +205,14 @@ def test_a_write_in_a_cut_link_lands_long_after_a_removal_unless_revoked() -> No
     """The late write that PROTOCOL's quarantine is about."""
     for revoked in (False, True):
         world, pair = calm_pair()
-        world.network.cut(pair.writer.fabric, pair.reader.fabric)  # type: ignore[arg-type]
+        world.network.cut(of(pair.writer), of(pair.reader))
         submit(pair)
         world.settle()
         pair.writer.fabric.remove_peer(pair.to_reader)
         world.network.advance(3600.0)
         if revoked:
             pair.reader.fabric.revoke(pair.to_writer)
-        world.network.heal(pair.writer.fabric, pair.reader.fabric)  # type: ignore[arg-type]
+        world.network.heal(of(pair.writer), of(pair.reader))
         world.settle()
         assert landed(pair) is not revoked
         assert untouched(pair) is revoked
@@ -222,13 +223,13 @@ def test_peers_are_served_in_turn() -> None:
     world = LoopbackWorld(seed=1, faults=replace(CALM, delay_s=(0.001, 0.001)))
     writer = world.side()
     busy, brief = link(world, writer), link(world, writer)
-    first = pair_pages = busy.open(1)
+    first = busy.open(1)
     pages = page_writes(list(range(1000)), list(range(1000)), length=256, src=(0, 0, 1024), dst=(0, 0, 1024))
     writer.fabric.submit_pages(first, pages)
     second = submit(brief, imm=2)
     world.wait_for(lambda: writer.done(second) is not None)
     assert busy.reader.fabric.statistics().num_arrivals < 200
-    assert writer.fabric.close_transfer(pair_pages) < 1000
+    assert writer.fabric.close_transfer(first) < 1000
 
 
 def test_the_network_and_its_endpoints_show_their_state() -> None:
@@ -238,4 +239,4 @@ def test_the_network_and_its_endpoints_show_their_state() -> None:
     assert "in_flight=3" in repr(pair.writer.fabric)
     assert "transfers=1" in repr(pair.writer.fabric)
     assert "endpoints=2" in repr(world.network)
-    assert "waiting=4" in repr(world.network)  # three writes and the writer's next turn
+    assert "waiting=3" in repr(world.network)

@@ -212,3 +212,17 @@ def test_a_writer_closes_with_everything_under_way(writer: Writer, reader: Reade
     writer.fabric.send(peer, bytes(1 << 20))
     writer.fabric.close()
     assert int(reader.ask("arrivals")) <= 301
+
+
+def test_a_half_received_writer_may_be_removed_and_the_reader_goes_on(writer: Writer, reader: ReaderProcess) -> None:
+    """fi_av_remove would crash the reader here (libfabric 1.17)."""
+    peer = writer.connect(reader)
+    begin_large_write(writer, peer, reader)
+    reader.ask("remove", writer.fabric.address.hex())
+    reader.ask("poison")
+    time.sleep(0.3)
+    assert reader.ask("hash", 0, LENGTH) == poison_hash(LENGTH)
+    writer.reconnect(peer, reader)
+    reader.ask("arm", 5, 1)
+    writer.write(peer, 5, 1)
+    reader.ask("reached", 5)

@@ -170,7 +170,7 @@ def unfinished(w: World) -> str:
         if w.prefiller == "alive":
             if ticket.far not in ("UNSEEN", "DONE") or ticket.source == "held" or ticket.list == "open":
                 return f"ticket {i} is open at the prefiller"
-            if ticket.lease != "ended":
+            if w.settings.leases and ticket.lease != "ended":
                 return f"lease {i} is {ticket.lease}"
     return ""
 

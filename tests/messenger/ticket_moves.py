@@ -189,7 +189,7 @@ def prefiller_moves(w: World) -> Iterator[Move]:
             yield ("failed step taken", i), True, partial(take_failed_step, i=i)
         elif ticket.job == "leaving":
             yield ("engine left", i), True, partial(take_engine_left, i=i)
-        if ticket.lease == "granted" and w.settings.lease_expires:
+        if ticket.lease == "granted" and w.settings.leases:
             yield ("lease expires", i), True, partial(expire_lease, i=i)
         if i in w.settings.cancelled and ticket.far in ("OPEN", "SENDING"):
             yield ("deadline at the prefiller", i), True, partial(decide_far, i=i, event=PrefillerEvent.DEADLINE)
@@ -418,6 +418,11 @@ def decoder_dies(w: World) -> None:
     w.decoder_alive = False
     w.near_effects = ()
     w.net = tuple(m for m in w.net if m[0] in TO_PREFILLER)
+    for ticket in w.tickets:
+        if ticket.is_open:
+            ticket.near, ticket.pages, ticket.known, ticket.target = "CLOSED", "none", None, None
+            ticket.arrivals, ticket.reached, ticket.surplus = 0, (), False
+            ticket.digests = ticket.lost_timer = ticket.patience = False
     if w.settings.fresh_keys:
         for ticket in w.tickets:
             ticket.writes = tuple(sorted("x" + x[1] if x[0] in "fhv" else x for x in ticket.writes))

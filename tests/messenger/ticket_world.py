@@ -37,7 +37,7 @@ class Settings:
     num_faults: int = 0  # of any kind in `faults`
     faults: frozenset[str] = frozenset()
     cancelled: frozenset[int] = frozenset({0, 1})  # tickets whose users may abort, or whose deadlines may pass
-    lease_expires: bool = True
+    leases: bool = True  # False: always granted, and nobody looks whether they end
     patience: bool = True
     restart: bool = False  # a decoder that died comes back, at the same address
     decoder: DecoderTable = field(default_factory=lambda: life.DECODER)

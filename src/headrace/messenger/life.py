@@ -266,6 +266,7 @@ def _prefiller_table() -> Mapping[tuple[PrefillerState, PrefillerEvent], Prefill
         },
         S.SETTLED: {
             E.CANCEL: Move(S.SETTLED, acknowledge),
+            E.STEP_FAILED: Move(S.SETTLED, (F.DROP_JOB,)),  # with its last write completed: the decoder has all of it
             E.ENGINE_LEFT: Move(S.DONE, (F.END_LEASE, F.RELEASE_SOURCE)),
         },
         S.DONE: {
@@ -290,7 +291,6 @@ def _prefiller_table() -> Mapping[tuple[PrefillerState, PrefillerEvent], Prefill
         S.DRAINING: (*starts, E.STEP_FAILED, E.DEADLINE, E.NEWER_EPOCH, E.ENGINE_LEFT),
         S.SETTLED: (
             *starts,
-            E.STEP_FAILED,  # after its last write had completed: the decoder has all of it
             E.DEADLINE,
             E.LIST_DONE,
             E.LIST_FAILED,

@@ -89,7 +89,6 @@ void Owner::remove_peer(std::uint64_t peer) {
     Peer& removed = peer_of(peer);
     withdraw(removed);
     endpoint_->abandon(peer);
-    endpoint_->remove(removed.address);
     for (const auto& [id, transfer] : std::map(transfers_.begin(), transfers_.end())) {
       if (transfer->peer != peer || transfer->told) continue;
       if (transfer->num_outstanding > 0) transfer->fail(FI_ECANCELED, "the peer was removed");

@@ -87,8 +87,9 @@ class Endpoint {
   const Traits& traits() const { return traits_; }
   const std::string& name() const { return name_; }
 
+  // There is no removal: fi_av_remove closes the peer's connection, and 1.17 crashes when a write of that peer is half
+  // received (see hang_up). The entry stays for the endpoint's life; the same address gives the same entry again.
   fi_addr_t insert(const std::string& address);
-  void remove(fi_addr_t address);
   Registration register_memory(std::byte* data, std::size_t length, std::uint64_t access);
 
   // An op of that kind, taken from the pool; `recycle` gives it back (a completion's is given back by the caller).
@@ -96,6 +97,7 @@ class Endpoint {
   void recycle(Op* op, bool failed);
   // Writes and sends to `peer` complete for nobody from here on.
   void abandon(std::uint64_t peer);
+  std::uint64_t num_abandoned() const { return num_abandoned_; }
 
   // All three return 0, -FI_EAGAIN or a negative errno; the op stays the caller's unless 0.
   long post_write(Op* op, fi_addr_t to, const std::byte* from, void* descriptor, const Write& write);
@@ -119,6 +121,7 @@ class Endpoint {
   void open(const std::string& provider, const std::string& node);
   void read_traits();
   void read_error(std::vector<Completion>& completions);
+  bool hang_up();
   void grow(OpKind kind);
   Op* claim(void* context);
 
@@ -138,6 +141,7 @@ class Endpoint {
   std::string name_;
   std::array<std::vector<Op*>, 3> free_;
   std::deque<Op*> retired_;
+  std::uint64_t num_abandoned_ = 0;
 };
 
 }  // namespace headrace::fabric

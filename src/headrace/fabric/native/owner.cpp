@@ -229,7 +229,9 @@ void Owner::post_receives() {
 
 std::uint64_t Owner::window() const {
   // All windows together leave room in the transmit queue, so that hung peers cannot fill it for the others.
-  return std::clamp(traits_.tx_size / 2 / std::max<std::uint64_t>(peers_.size(), 1), std::uint64_t{4}, kMaxWindow);
+  const std::uint64_t held = std::min(endpoint_->num_abandoned(), traits_.tx_size);
+  const std::uint64_t share = (traits_.tx_size - held) / 2 / std::max<std::uint64_t>(peers_.size(), 1);
+  return std::clamp(share, std::uint64_t{4}, kMaxWindow);
 }
 
 bool Owner::may_post(Peer& peer, std::uint64_t now) const {
