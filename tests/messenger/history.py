@@ -8,13 +8,13 @@ histories), faults stop, time passes, and `check` says what must hold then.
 import random
 from dataclasses import dataclass
 
-from kv_world import DecoderProcess, PrefillerProcess, Request, pool_layout
+from kv_world import DecoderProcess, LoopbackSite, PrefillerProcess, Request, pool_layout
 
 from headrace.fabric.interface import PeerId
 from headrace.messenger.decoder import DecoderOptions
 from headrace.messenger.outcomes import Ready, TicketFailed
 from headrace.messenger.prefiller import PrefillerOptions
-from headrace.testing import Faults, LoopbackNetwork
+from headrace.testing import Faults
 
 MOST_TICKETS = 3
 CORRUPT = 0.02
@@ -68,15 +68,16 @@ class History:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         rng = self.rng
-        self.network = LoopbackNetwork(seed=seed, faults=random_faults(rng))
+        self.site = LoopbackSite(seed, random_faults(rng))
+        self.network = self.site.network
         options = PrefillerOptions(lease_tokens=rng.choice([24, 64, 200]), reserve_tokens=8)
         self.prefillers = [
-            PrefillerProcess(self.network, pool_layout(rng.choice([8, 16, 40]), num_aux_slots=4), options=options)
+            PrefillerProcess(self.site, pool_layout(rng.choice([8, 16, 40]), num_aux_slots=4), options=options)
             for _ in range(rng.choice([1, 1, 2]))
         ]
         patience = DecoderOptions(verify_kv=True, patience_s=rng.choice([0.5, 2.0]))
         self.decoders = [
-            DecoderProcess(self.network, pool_layout(rng.choice([10, 16, 40]), num_aux_slots=3), options=patience)
+            DecoderProcess(self.site, pool_layout(rng.choice([10, 16, 40]), num_aux_slots=3), options=patience)
             for _ in range(rng.choice([1, 1, 2, 3]))
         ]
         self.exits: list[tuple[float, PrefillerProcess | DecoderProcess]] = []

@@ -1,23 +1,25 @@
-"""Prefillers and decoders over a loopback network: real messengers, pages and leases, a pattern for a model.
+"""Prefillers and decoders of a site: real messengers, pages and leases, a pattern for a model.
 
-One thread moves everything: `turn` of a process is what its loop would do. Free pages are poisoned, and looked at
+One thread moves everything: `turn` of a process is what its loop would do. A site is a loopback network with its own
+clock, or real endpoints over tcp, all in this process. Free pages are poisoned, and looked at
 before they are used again, so a byte that lands late in a page that nobody gave away is found wherever it lands.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from headrace.fabric.interface import LAYERS_PER_STEP, Imm, PeerId
+from headrace.fabric.interface import LAYERS_PER_STEP, Fabric, Imm, PeerId
 from headrace.kvcache.layout import KVLayout, PoolLayout
 from headrace.kvcache.pages import PagePool
 from headrace.kvcache.prefix import PrefixIndex, num_whole_pages, page_hashes
 from headrace.kvcache.reservation import Reservation, try_reserve
 from headrace.messenger.aux import aux_slot_bytes
 from headrace.messenger.decoder import DecoderMessenger, DecoderOptions, TicketRequest
-from headrace.messenger.hello import Identity
+from headrace.messenger.hello import Identity, Role
 from headrace.messenger.outcomes import (
     DecoderOutcome,
     JobDropped,
@@ -30,7 +32,7 @@ from headrace.messenger.outcomes import (
 from headrace.messenger.prefiller import Chunk, PrefillerMessenger, PrefillerOptions
 from headrace.messenger.process import ProcessName
 from headrace.protocol.messages import Granted, Reserve, Ticket, Tier
-from headrace.testing import LoopbackFabric, LoopbackNetwork
+from headrace.testing import Faults, LoopbackFabric, LoopbackNetwork
 from pattern_model import PatternModel, prefix_keys
 
 KV = KVLayout(num_layers=3, num_kv_heads=2, page_size=4, head_dim=4, dtype="fp32")
@@ -72,24 +74,73 @@ class PoisonedPool(PagePool):
         assert not touched, f"bytes landed in free pages {touched}"
 
 
+class Site(Protocol):
+    """Where endpoints are made, what time it is, and how things come to rest."""
+
+    rng: random.Random
+
+    @property
+    def now(self) -> float: ...
+
+    def endpoint(self, layout: PoolLayout) -> tuple[Fabric, np.ndarray]:
+        """A fabric and its memory, `[total_bytes] uint8`."""
+        ...
+
+    def nudge(self) -> None:
+        """Let something happen, if anything can."""
+        ...
+
+    def settle(self, *processes: "PrefillerProcess | DecoderProcess") -> None:
+        """Turn the processes until nothing moves any more, without waiting for timers."""
+        ...
+
+
+class LoopbackSite:
+    def __init__(self, seed: int, faults: Faults | None = None) -> None:
+        self.network = LoopbackNetwork(seed=seed, faults=faults)
+        self.rng = self.network.rng
+
+    @property
+    def now(self) -> float:
+        return self.network.now
+
+    def endpoint(self, layout: PoolLayout) -> tuple[LoopbackFabric, np.ndarray]:
+        memory = np.zeros(layout.total_bytes, dtype=np.uint8)
+        return self.network.endpoint(memory), memory
+
+    def nudge(self) -> None:
+        self.network.step()
+
+    def settle(self, *processes: "PrefillerProcess | DecoderProcess") -> None:
+        while True:
+            for process in processes:
+                process.turn()
+            if not self.network.step():
+                due = self.network.next_due()
+                if due is None:
+                    break
+                self.network.advance(max(0.0, due - self.network.now))
+        for process in processes:
+            process.turn()
+
+
 class Process:
     """What both roles have: one memory, one fabric, one pool."""
 
-    def __init__(self, network: LoopbackNetwork, layout: PoolLayout, *, role: str, fingerprint: str = "model") -> None:
-        self.network = network
+    def __init__(self, site: Site, layout: PoolLayout, *, role: Role, fingerprint: str = "model") -> None:
+        self.site = site
         self.model = PatternModel(layout)
-        self.memory = np.zeros(layout.total_bytes, dtype=np.uint8)
+        self.fabric, self.memory = site.endpoint(layout)
         self.pool = PoisonedPool(self.model, self.memory)
-        self.fabric: LoopbackFabric = network.endpoint(self.memory)
         self.dead = False
         self.hung = False
         self.identity = Identity(
-            uuid=f"{network.rng.getrandbits(128):032x}",
-            role=role,  # type: ignore[arg-type]
+            uuid=f"{site.rng.getrandbits(128):032x}",
+            role=role,
             fingerprint=fingerprint,
             pool=layout,
             num_ranks=1,
-            process=ProcessName(host="loopback", pid=1 + network.rng.getrandbits(20), started=0),
+            process=ProcessName(host="loopback", pid=1 + site.rng.getrandbits(20), started=0),
         )
 
     @property
@@ -107,14 +158,14 @@ class _Prompt:
 class PrefillerProcess(Process):
     def __init__(
         self,
-        network: LoopbackNetwork,
+        site: Site,
         layout: PoolLayout,
         *,
         options: PrefillerOptions = PrefillerOptions(lease_tokens=64, reserve_tokens=16),
         chunk_tokens: int = 8,
         fingerprint: str = "model",
     ) -> None:
-        super().__init__(network, layout, role="prefiller", fingerprint=fingerprint)
+        super().__init__(site, layout, role="prefiller", fingerprint=fingerprint)
         self.messenger = PrefillerMessenger(
             fabric=self.fabric, identity=self.identity, pages=self.pool, memory=self.memory, options=options
         )
@@ -128,8 +179,8 @@ class PrefillerProcess(Process):
     def turn(self) -> None:
         if not self.runs:
             return
-        self.messenger.handle(self.fabric.drain_events(), self.network.now)
-        self.messenger.advance(self.network.now)
+        self.messenger.handle(self.fabric.drain_events(), self.site.now)
+        self.messenger.advance(self.site.now)
         for outcome in self.messenger.drain_outcomes():
             match outcome:
                 case PrefillJob():
@@ -176,20 +227,20 @@ class PrefillerProcess(Process):
         chunks, _ = self.running
         self.running = None
         if fail:
-            self.messenger.fail_step(self.step, "the step failed", self.network.now)
+            self.messenger.fail_step(self.step, "the step failed", self.site.now)
         else:
             for prompt, chunk in chunks:
                 prompt.computed = chunk.end
                 if chunk.end == len(prompt.job.token_ids) - 1:
                     self.prompts.pop(prompt.job.ticket, None)
-            self.messenger.commit_step(self.step, self.network.now)
+            self.messenger.commit_step(self.step, self.site.now)
         self.turn()
 
     def lease(self, request_id: str, num_tokens: int, tier: Tier = "interactive") -> str | None:
         reserve = Reserve(
             sender=self.identity.uuid, request_id=request_id, num_tokens=num_tokens, tier=tier, remaining_s=30.0
         )
-        answer = self.messenger.reserve(reserve, self.network.now)
+        answer = self.messenger.reserve(reserve, self.site.now)
         return answer.lease if isinstance(answer, Granted) else None
 
 
@@ -207,19 +258,19 @@ class Request:
 class DecoderProcess(Process):
     def __init__(
         self,
-        network: LoopbackNetwork,
+        site: Site,
         layout: PoolLayout,
         *,
         options: DecoderOptions = DecoderOptions(),
         fingerprint: str = "model",
     ) -> None:
-        super().__init__(network, layout, role="decoder", fingerprint=fingerprint)
+        super().__init__(site, layout, role="decoder", fingerprint=fingerprint)
         self.messenger = DecoderMessenger(
             fabric=self.fabric,
             identity=self.identity,
             pages=self.pool,
             memory=self.memory,
-            rng=random.Random(network.rng.getrandbits(64)),
+            rng=random.Random(site.rng.getrandbits(64)),
             options=options,
         )
         self.requests: dict[str, Request] = {}
@@ -254,7 +305,7 @@ class DecoderProcess(Process):
                 hashes=tuple(page_hashes(request.token_ids[:num_prefilled], size, b"model")),
                 remaining_s=remaining_s,
             ),
-            self.network.now,
+            self.site.now,
         )
         if request.imm is not None:
             self.by_imm[request.imm] = request
@@ -264,8 +315,8 @@ class DecoderProcess(Process):
         """-> the requests that have their answer now."""
         if not self.runs:
             return []
-        self.messenger.handle(self.fabric.drain_events(), self.network.now)
-        self.messenger.advance(self.network.now)
+        self.messenger.handle(self.fabric.drain_events(), self.site.now)
+        self.messenger.advance(self.site.now)
         answered = []
         for outcome in self.messenger.drain_outcomes():
             self.outcomes.append(outcome)
@@ -299,37 +350,27 @@ class DecoderProcess(Process):
         return all(page not in self.pool.prefix for page in request.reservation.pages[whole:])
 
 
-def settle(network: LoopbackNetwork, *processes: PrefillerProcess | DecoderProcess) -> None:
-    """Deliver and turn until nothing moves any more, without moving the clock further than deliveries need."""
-    while True:
-        for process in processes:
-            process.turn()
-        if not network.step():
-            due = network.next_due()
-            if due is None:
-                break
-            network.advance(max(0.0, due - network.now))
-    for process in processes:
-        process.turn()
-
-
 def pair(
-    network: LoopbackNetwork, *, num_pages: int = 64, decoder_options: DecoderOptions = DecoderOptions()
+    site: Site, *, num_pages: int = 64, decoder_options: DecoderOptions = DecoderOptions()
 ) -> tuple[PrefillerProcess, DecoderProcess, PeerId]:
     """One of each, greeted."""
-    prefiller = PrefillerProcess(network, pool_layout(num_pages))
-    decoder = DecoderProcess(network, pool_layout(num_pages + 3), options=decoder_options)
-    peer = decoder.messenger.greet(prefiller.fabric.address, network.now)
-    settle(network, prefiller, decoder)
+    prefiller = PrefillerProcess(site, pool_layout(num_pages))
+    decoder = DecoderProcess(site, pool_layout(num_pages + 3), options=decoder_options)
+    return prefiller, decoder, greet(decoder, prefiller)
+
+
+def greet(decoder: DecoderProcess, prefiller: PrefillerProcess) -> PeerId:
+    peer = decoder.messenger.greet(prefiller.fabric.address, decoder.site.now)
+    decoder.site.settle(prefiller, decoder)
     assert decoder.messenger.is_ready(peer)
-    return prefiller, decoder, peer
+    return peer
 
 
 def run_prompts(prefiller: PrefillerProcess, *others: DecoderProcess) -> None:
     """Compute everything that is queued, delivering all the while."""
-    settle(prefiller.network, prefiller, *others)
+    prefiller.site.settle(prefiller, *others)
     while prefiller.begin_step():
         while prefiller.compute_layer():
-            prefiller.network.step()
+            prefiller.site.nudge()
         prefiller.end_step()
-        settle(prefiller.network, prefiller, *others)
+        prefiller.site.settle(prefiller, *others)

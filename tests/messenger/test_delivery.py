@@ -1,11 +1,11 @@
 """Every byte of every page arrives, and nothing else is touched: whole tickets over the loopback network."""
 
 import pytest
-from kv_world import KV, DecoderProcess, PrefillerProcess, pair, run_prompts, settle
+from kv_world import KV, DecoderProcess, LoopbackSite, PrefillerProcess, greet, pair, run_prompts
 
 from headrace.messenger.decoder import DecoderOptions
 from headrace.messenger.outcomes import Ready, TicketFailed
-from headrace.testing import Faults, LoopbackNetwork
+from headrace.testing import Faults
 
 PAGE, CHUNK = KV.page_size, 8
 LENGTHS = [1, 2, PAGE - 1, PAGE, PAGE + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 1, 50]
@@ -53,7 +53,7 @@ def serve(decoder: DecoderProcess, prefiller: PrefillerProcess, peer: int, name:
 
 
 def everything_is_back(prefiller: PrefillerProcess, decoder: DecoderProcess) -> None:
-    settle(prefiller.network, prefiller, decoder)
+    prefiller.site.settle(prefiller, decoder)
     for process in (prefiller, decoder):
         process.pool.look()
         process.messenger.check()
@@ -68,8 +68,8 @@ def everything_is_back(prefiller: PrefillerProcess, decoder: DecoderProcess) -> 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_every_byte_of_a_prompt_of_any_length_arrives(length: int, seed: int, faults: Faults) -> None:
-    network = LoopbackNetwork(seed=seed, faults=faults)
-    prefiller, decoder, peer = pair(network)
+    site = LoopbackSite(seed, faults)
+    prefiller, decoder, peer = pair(site)
     serve(decoder, prefiller, peer, "a", tokens(length))
     everything_is_back(prefiller, decoder)
 
@@ -81,17 +81,14 @@ def test_every_byte_of_a_prompt_of_any_length_arrives(length: int, seed: int, fa
 def test_hits_on_either_side_are_used_and_never_sent_wrong(
     length: int, decoder_has: int, prefiller_has: int, seed: int
 ) -> None:
-    network = LoopbackNetwork(seed=seed, faults=EVERY_DAY)
-    prefiller, decoder, peer = pair(network)
-    other = DecoderProcess(network, decoder.model.layout)
-    other_peer = other.messenger.greet(prefiller.fabric.address, network.now)
-    settle(network, prefiller, decoder, other)
+    site = LoopbackSite(seed, EVERY_DAY)
+    prefiller, decoder, peer = pair(site)
+    other = DecoderProcess(site, decoder.model.layout)
+    other_peer = greet(other, prefiller)
     prompt = tokens(length)
     if decoder_has:  # through a prefiller of its own, so that only the decoder knows these pages
-        helper = PrefillerProcess(network, prefiller.model.layout)
-        helper_peer = decoder.messenger.greet(helper.fabric.address, network.now)
-        settle(network, helper, decoder)
-        serve(decoder, helper, helper_peer, "decoder's", prompt[: decoder_has + 1])
+        helper = PrefillerProcess(site, prefiller.model.layout)
+        serve(decoder, helper, greet(decoder, helper), "decoder's", prompt[: decoder_has + 1])
     if prefiller_has:
         serve(other, prefiller, other_peer, "prefiller's", prompt[: prefiller_has + 1])
     answer = serve(decoder, prefiller, peer, "a", prompt)
@@ -111,20 +108,20 @@ CORRUPTIONS = {
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("what", CORRUPTIONS)
 def test_wrong_bytes_are_caught_and_never_ready(what: str, seed: int) -> None:
-    network = LoopbackNetwork(seed=seed)
-    prefiller, decoder, peer = pair(network)
+    site = LoopbackSite(seed)
+    prefiller, decoder, peer = pair(site)
     request = decoder.reserve("a", tokens(30))
     lease = prefiller.lease("a", 30)
     assert request is not None
     assert lease is not None
     decoder.open(request, peer, lease)
-    settle(network, prefiller, decoder)
-    network.faults = CORRUPTIONS[what]
+    site.settle(prefiller, decoder)
+    site.network.faults = CORRUPTIONS[what]
     prefiller.begin_step()
     prefiller.compute_layer()
-    while network.step():
+    while site.network.step():
         pass  # the first layer of the first chunk goes wrong, nothing else
-    network.faults = Faults()
+    site.network.faults = Faults()
     while prefiller.compute_layer():
         pass
     prefiller.end_step()
@@ -138,7 +135,7 @@ def test_wrong_bytes_are_caught_and_never_ready(what: str, seed: int) -> None:
 
 
 def test_without_verification_the_header_alone_is_checked() -> None:
-    network = LoopbackNetwork(seed=1)
-    prefiller, decoder, peer = pair(network, decoder_options=DecoderOptions(verify_kv=False))
+    site = LoopbackSite(1)
+    prefiller, decoder, peer = pair(site, decoder_options=DecoderOptions(verify_kv=False))
     serve(decoder, prefiller, peer, "a", tokens(30))
     everything_is_back(prefiller, decoder)

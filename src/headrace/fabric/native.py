@@ -14,8 +14,8 @@ from typing import Protocol
 os.environ.setdefault("IPATH_NO_BACKTRACE", "1")
 os.environ.setdefault("HFI_NO_BACKTRACE", "1")
 
-from headrace.fabric import _native  # noqa: E402
-from headrace.fabric.interface import (  # noqa: E402
+from headrace.fabric import _native
+from headrace.fabric.interface import (
     Descriptor,
     DigestId,
     Digests,
@@ -59,7 +59,7 @@ class _Events:
         self.told.append(Surplus(imm=Imm(imm), arrivals=arrivals, armed=armed))
 
     def transfer_done(
-        self, transfer: int, num_posted: int, num_failed: int, complete: bool, code: int, text: str, /
+        self, *, transfer: int, num_posted: int, num_failed: int, complete: bool, code: int, text: str
     ) -> None:
         done = TransferDone(
             transfer=TransferId(transfer),

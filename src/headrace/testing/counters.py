@@ -18,7 +18,6 @@ class _Counter:
     target: int
     arrivals: int = 0
     at_ns: int = 0
-    told: bool = False  # Reached was told for this target
 
 
 def checked_imm(imm: int) -> Imm:
@@ -54,7 +53,7 @@ class ImmCounters:
             raise InputError("imm", f"imm {imm} is not armed")
         if expected < 0:
             raise InputError("expected", f"must be at least 0, is {expected}")
-        counter.target, counter.told, counter.at_ns = expected, False, self._now_ns()
+        counter.target, counter.at_ns = expected, self._now_ns()
         if counter.arrivals > expected:
             self._tell_surplus(imm, counter.arrivals, armed=True)
         self._tell_if_reached(counter)
@@ -80,8 +79,8 @@ class ImmCounters:
         return counter if counter is not None and counter.imm == imm else None
 
     def _tell_if_reached(self, counter: _Counter) -> None:
-        if counter.arrivals == counter.target and not counter.told:
-            counter.told = True
+        """Arrivals only grow, so they meet a target once."""
+        if counter.arrivals == counter.target:
             self._tell(Reached(imm=counter.imm, arrivals=counter.arrivals, at_ns=counter.at_ns))
 
     def _tell_surplus(self, imm: Imm, arrivals: int, *, armed: bool) -> None:

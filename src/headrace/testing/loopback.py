@@ -1,7 +1,7 @@
 """A fabric in memory: the verbs of `Fabric` over a simulated network, for everything that runs above one.
 
-Owns one endpoint's events, grants, counters and digest jobs; the posting half is in `writer`, the network owns time and
-faults. It does what a provider may do, in an order that the network's seed decides. All calls come from the one thread
+Owns one endpoint's events, grants, counters and digest jobs; what it writes is `writer`'s and `posting`'s, time and
+faults are the network's. It does what a provider may do, in an order that the network's seed decides. All calls come from the one thread
 that steps the network; a call of a killed endpoint raises Closed like one of a closed endpoint.
 """
 
@@ -34,7 +34,8 @@ from headrace.fabric.interface import (
 from headrace.testing.counters import ImmCounters
 from headrace.testing.flight import Flight, OpId
 from headrace.testing.outbox import MAX_LAYERS, checked_positions, checked_shape, extent, offsets
-from headrace.testing.writer import Peer, Writer
+from headrace.testing.posting import Peer
+from headrace.testing.writer import Writer
 
 if TYPE_CHECKING:
     from headrace.testing.network import LoopbackNetwork
@@ -69,7 +70,7 @@ class LoopbackFabric:
 
     def __repr__(self) -> str:
         return (
-            f"LoopbackFabric(address={self._address.hex()}, peers={len(self._writer.peers)}, "
+            f"LoopbackFabric(address={self._address.hex()}, peers={len(self._writer.posting.peers)}, "
             f"transfers={len(self._writer.transfers)}, counters={len(self._counters)}, events={len(self._events)}, "
             f"in_flight={len(self.flights)})"
         )
@@ -92,11 +93,11 @@ class LoopbackFabric:
         self._check_open()
         if not address:
             raise InputError("address", "must be what the peer's `address` says, is empty")
-        if any(known.address == address for known in self._writer.peers.values()):
+        if any(known.address == address for known in self._writer.posting.peers.values()):
             raise InputError("address", "is that of a peer already; remove it first")
         self._num_peers += 1
         peer = PeerId(self._num_peers)
-        self._writer.peers[peer] = Peer(id=peer, address=bytes(address))
+        self._writer.posting.peers[peer] = Peer(id=peer, address=bytes(address))
         return peer
 
     def remove_peer(self, peer: PeerId) -> None:
@@ -141,7 +142,7 @@ class LoopbackFabric:
         if not 1 <= len(message) <= MAX_MESSAGE_BYTES:
             raise InputError("message", f"must have 1..{MAX_MESSAGE_BYTES} bytes, has {len(message)}")
         found.outbox.messages.append(bytes(message))
-        self._writer.wake()
+        self._writer.posting.wake()
 
     # ---- imm counters
 
@@ -186,7 +187,7 @@ class LoopbackFabric:
 
     def raise_layers(self, counter: int) -> None:
         self._check_open()
-        self._writer.raise_layers(counter)
+        self._writer.posting.raise_layers(counter)
 
     def fail_step(self, step: int) -> dict[TransferId, int]:
         self._check_open()
@@ -244,19 +245,19 @@ class LoopbackFabric:
 
     def statistics(self) -> FabricStatistics:
         self._check_open()
-        writer = self._writer
+        posting = self._writer.posting
         return FabricStatistics(
             provider="loopback",
-            num_peers_now=len(writer.peers),
-            num_transfers_now=len(writer.transfers),
+            num_peers_now=len(posting.peers),
+            num_transfers_now=len(self._writer.transfers),
             num_counters_now=len(self._counters),
-            num_writes_posted=writer.num_posted,
-            num_writes_completed=writer.num_completed,
-            num_writes_failed=writer.num_failed,
-            num_bytes_posted=writer.num_bytes,
+            num_writes_posted=posting.num_posted,
+            num_writes_completed=posting.num_completed,
+            num_writes_failed=posting.num_failed,
+            num_bytes_posted=posting.num_bytes,
             num_arrivals=self._counters.num_arrivals,
             num_surplus=self._counters.num_surplus,
-            num_messages_sent=writer.num_messages,
+            num_messages_sent=posting.num_messages,
             num_messages_received=self._num_received,
         )
 
@@ -292,7 +293,7 @@ class LoopbackFabric:
 
     def complete(self, op: OpId, code: int) -> None:
         if not self.is_gone:
-            self._writer.complete(op, code)
+            self._writer.posting.complete(op, code)
 
     # ---- inside
 

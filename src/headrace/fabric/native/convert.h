@@ -1,5 +1,5 @@
-// Python's records (headrace.fabric.interface) read into native ones. Runs under the GIL, in the caller's thread; what is
-// wrong in shape is refused here, what is wrong in place by the owner.
+// Python's records (headrace.fabric.interface) read into native ones. Runs under the GIL, in the caller's thread; what
+// is wrong in shape is refused here, what is wrong in place by the owner.
 #pragma once
 
 #include <nanobind/nanobind.h>

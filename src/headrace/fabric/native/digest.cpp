@@ -34,7 +34,8 @@ Digester::Digester(const std::byte* memory, Hashed hashed, Summed summed)
 
 void Digester::add(Write write) { sources_.push_back(std::move(write)); }
 
-void Digester::add(std::uint64_t digest, std::vector<std::shared_ptr<const PageWrites>> parts, std::uint64_t num_pages) {
+void Digester::add(std::uint64_t digest, std::vector<std::shared_ptr<const PageWrites>> parts,
+                   std::uint64_t num_pages) {
   Local local{.digest = digest, .parts = std::move(parts), .sums = std::vector<std::uint64_t>(num_pages)};
   if (!local.parts.empty()) local.layer = local.parts.front()->layer_begin;
   locals_.push_back(std::move(local));

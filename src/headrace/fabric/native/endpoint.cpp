@@ -75,9 +75,9 @@ Endpoint::~Endpoint() {
   for (auto& chunk : chunks_) chunk->registration.region.reset();
 }
 
-// libfabric 1.17's tcp provider crashes when a connection is closed that has half received a write: it reports the write
-// as cancelled with no context, and rxm follows that null pointer. A write that ends in a broken connection is dropped
-// without a report, so the connections are broken first and their ends read.
+// libfabric 1.17's tcp provider crashes when a connection is closed that has half received a write: it reports the
+// write as cancelled with no context, and rxm follows that null pointer. A write that ends in a broken connection is
+// dropped without a report, so the connections are broken first and their ends read.
 bool Endpoint::hang_up() {
   if (traits_.provider.find("tcp") == std::string::npos) return true;
   std::vector<Completion> dropped;
@@ -144,7 +144,8 @@ fi_addr_t Endpoint::insert(const std::string& address) {
   fi_addr_t inserted = FI_ADDR_UNSPEC;
   const bool fits = address.size() == name_.size();
   if (!fits || fi_av_insert(addresses_.get(), address.data(), 1, &inserted, 0, nullptr) != 1)
-    throw InputError("address", "not an address of " + traits_.provider + " (" + std::to_string(name_.size()) + " bytes)");
+    throw InputError("address",
+                     "not an address of " + traits_.provider + " (" + std::to_string(name_.size()) + " bytes)");
   return inserted;
 }
 

@@ -1,4 +1,5 @@
-// What the owner tells Python: plain records, a queue without a bound, an eventfd. The owner appends, any thread drains.
+// What the owner tells Python: plain records, a queue without a bound, an eventfd. The owner appends, any thread
+// drains.
 #pragma once
 
 #include <sys/eventfd.h>

@@ -19,12 +19,14 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 [[noreturn]] void fail(const char* call) { throw FabricError(call, errno, std::strerror(errno)); }
 
 void require_file_of(int fd, std::size_t length) {
-  struct stat status {};
-  if (::fstat(fd, &status) != 0) throw InputError("memory_fd", std::string("not an open file: ") + std::strerror(errno));
+  struct stat status{};
+  if (::fstat(fd, &status) != 0)
+    throw InputError("memory_fd", std::string("not an open file: ") + std::strerror(errno));
   if (length == 0) throw InputError("length", "must be at least 1 byte");
   // A mapping beyond the file's end would answer a peer's write with SIGBUS.
   if (static_cast<std::size_t>(status.st_size) < length)
-    throw InputError("length", "the memory has " + std::to_string(status.st_size) + " bytes, not " + std::to_string(length));
+    throw InputError("length",
+                     "the memory has " + std::to_string(status.st_size) + " bytes, not " + std::to_string(length));
 }
 
 }  // namespace

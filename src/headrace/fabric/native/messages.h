@@ -31,7 +31,7 @@ constexpr std::size_t kMaxMessage = std::size_t{16} << 20;
 struct OutgoingMessage {
   std::string bytes;
   std::uint64_t number = 0;
-  std::size_t offset = 0;  // what was posted
+  std::size_t offset = 0;           // what was posted
   std::size_t num_outstanding = 0;  // fragments
   bool failed = false;
 

@@ -67,8 +67,9 @@ struct Tell {
   void operator()(const Reached& event) const { sink.attr("reached")(event.imm, event.arrivals, event.at_ns); }
   void operator()(const Surplus& event) const { sink.attr("surplus")(event.imm, event.arrivals, event.armed); }
   void operator()(const TransferDone& event) const {
-    sink.attr("transfer_done")(event.transfer, event.num_posted, event.num_failed, event.complete, event.code,
-                               event.text);
+    sink.attr("transfer_done")("transfer"_a = event.transfer, "num_posted"_a = event.num_posted,
+                               "num_failed"_a = event.num_failed, "complete"_a = event.complete, "code"_a = event.code,
+                               "text"_a = event.text);
   }
   void operator()(DigestsReady& event) const {
     sink.attr("digests_ready")(event.digest, to_array(std::move(event.digests)));
@@ -159,80 +160,109 @@ void define_traits(nb::module_& module) {
 }
 
 void define_peers(nb::class_<Engine>& engine) {
-  engine
-      .def_prop_ro("address", [](Engine& self) { return to_bytes(self.open()->address()); })
+  engine.def_prop_ro("address", [](Engine& self) { return to_bytes(self.open()->address()); })
       .def_prop_ro("event_fd", [](Engine& self) { return self.open()->event_fd(); })
       .def_prop_ro("traits", [](Engine& self) { return self.open()->traits(); })
-      .def("add_peer", [](Engine& self, nb::bytes address) {
-        const std::string name(address.c_str(), address.size());
-        return self.with([&](Owner& owner) { return owner.add_peer(name); });
-      }, "address"_a)
-      .def("remove_peer", [](Engine& self, std::uint64_t peer) {
-        self.with([peer](Owner& owner) { owner.remove_peer(peer); });
-      }, "peer"_a)
+      .def(
+          "add_peer",
+          [](Engine& self, nb::bytes address) {
+            const std::string name(address.c_str(), address.size());
+            return self.with([&](Owner& owner) { return owner.add_peer(name); });
+          },
+          "address"_a)
+      .def(
+          "remove_peer",
+          [](Engine& self, std::uint64_t peer) { self.with([peer](Owner& owner) { owner.remove_peer(peer); }); },
+          "peer"_a)
       .def("grant", &grant, "peer"_a)
-      .def("revoke", [](Engine& self, std::uint64_t peer) {
-        self.with([peer](Owner& owner) { owner.revoke(peer); });
-      }, "peer"_a)
-      .def("connect", [](Engine& self, std::uint64_t peer, nb::object descriptor) {
-        const Descriptor told = to_descriptor(descriptor);
-        self.with([&](Owner& owner) { owner.connect(peer, told); });
-      }, "peer"_a, "descriptor"_a)
-      .def("send", [](Engine& self, std::uint64_t peer, nb::bytes message) {
-        std::string bytes(message.c_str(), message.size());
-        self.with([&](Owner& owner) { owner.send(peer, std::move(bytes)); });
-      }, "peer"_a, "message"_a);
+      .def(
+          "revoke", [](Engine& self, std::uint64_t peer) { self.with([peer](Owner& owner) { owner.revoke(peer); }); },
+          "peer"_a)
+      .def(
+          "connect",
+          [](Engine& self, std::uint64_t peer, nb::object descriptor) {
+            const Descriptor told = to_descriptor(descriptor);
+            self.with([&](Owner& owner) { owner.connect(peer, told); });
+          },
+          "peer"_a, "descriptor"_a)
+      .def(
+          "send",
+          [](Engine& self, std::uint64_t peer, nb::bytes message) {
+            std::string bytes(message.c_str(), message.size());
+            self.with([&](Owner& owner) { owner.send(peer, std::move(bytes)); });
+          },
+          "peer"_a, "message"_a);
 }
 
 void define_counters(nb::class_<Engine>& engine) {
   engine
-      .def("arm", [](Engine& self, std::int64_t imm, std::int64_t expected) {
-        const auto target = static_cast<std::uint64_t>(within("expected", expected, 1));
-        self.with([=](Owner& owner) { owner.arm(to_imm(imm), target); });
-      }, "imm"_a, "expected"_a)
-      .def("retarget", [](Engine& self, std::int64_t imm, std::int64_t expected) {
-        const auto target = static_cast<std::uint64_t>(within("expected", expected, 0));
-        self.with([=](Owner& owner) { owner.retarget(to_imm(imm), target); });
-      }, "imm"_a, "expected"_a)
-      .def("disarm", [](Engine& self, std::int64_t imm) {
-        self.with([=](Owner& owner) { owner.disarm(to_imm(imm)); });
-      }, "imm"_a);
+      .def(
+          "arm",
+          [](Engine& self, std::int64_t imm, std::int64_t expected) {
+            const auto target = static_cast<std::uint64_t>(within("expected", expected, 1));
+            self.with([=](Owner& owner) { owner.arm(to_imm(imm), target); });
+          },
+          "imm"_a, "expected"_a)
+      .def(
+          "retarget",
+          [](Engine& self, std::int64_t imm, std::int64_t expected) {
+            const auto target = static_cast<std::uint64_t>(within("expected", expected, 0));
+            self.with([=](Owner& owner) { owner.retarget(to_imm(imm), target); });
+          },
+          "imm"_a, "expected"_a)
+      .def(
+          "disarm", [](Engine& self, std::int64_t imm) { self.with([=](Owner& owner) { owner.disarm(to_imm(imm)); }); },
+          "imm"_a);
 }
 
 void define_writes(nb::class_<Engine>& engine) {
   engine
-      .def("open_transfer", [](Engine& self, std::uint64_t peer, std::int64_t imm, std::int64_t num_pages) {
-        const auto pages = static_cast<std::uint64_t>(within("num_pages", num_pages, 0));
-        return self.with([=](Owner& owner) { return owner.open_transfer(peer, to_imm(imm), pages); });
-      }, "peer"_a, "imm"_a, "num_pages"_a)
-      .def("submit_write", [](Engine& self, std::uint64_t transfer, std::int64_t src_offset, std::int64_t dst_offset,
-                              std::int64_t length) {
-        auto write = to_single_write(src_offset, dst_offset, length);
-        self.with([&](Owner& owner) { owner.submit_pages(transfer, std::move(write), false); });
-      }, "transfer"_a, "src_offset"_a, "dst_offset"_a, "length"_a)
-      .def("submit_pages", [](Engine& self, std::uint64_t transfer, nb::object writes) {
-        auto pages = to_page_writes(writes);
-        self.with([&](Owner& owner) { owner.submit_pages(transfer, std::move(pages), true); });
-      }, "transfer"_a, "writes"_a)
+      .def(
+          "open_transfer",
+          [](Engine& self, std::uint64_t peer, std::int64_t imm, std::int64_t num_pages) {
+            const auto pages = static_cast<std::uint64_t>(within("num_pages", num_pages, 0));
+            return self.with([=](Owner& owner) { return owner.open_transfer(peer, to_imm(imm), pages); });
+          },
+          "peer"_a, "imm"_a, "num_pages"_a)
+      .def(
+          "submit_write",
+          [](Engine& self, std::uint64_t transfer, std::int64_t src_offset, std::int64_t dst_offset,
+             std::int64_t length) {
+            auto write = to_single_write(src_offset, dst_offset, length);
+            self.with([&](Owner& owner) { owner.submit_pages(transfer, std::move(write), false); });
+          },
+          "transfer"_a, "src_offset"_a, "dst_offset"_a, "length"_a)
+      .def(
+          "submit_pages",
+          [](Engine& self, std::uint64_t transfer, nb::object writes) {
+            auto pages = to_page_writes(writes);
+            self.with([&](Owner& owner) { owner.submit_pages(transfer, std::move(pages), true); });
+          },
+          "transfer"_a, "writes"_a)
       .def("submit_last", &submit_last, "transfer"_a, "last"_a.none())
       .def("submit_program", &submit_program, "step"_a, "writes"_a, "last"_a)
-      .def("raise_layers", [](Engine& self, std::int64_t counter) {
-        self.open()->raise_layers(static_cast<std::uint64_t>(within("counter", counter, 0)));
-      }, "counter"_a)
+      .def(
+          "raise_layers",
+          [](Engine& self, std::int64_t counter) {
+            self.open()->raise_layers(static_cast<std::uint64_t>(within("counter", counter, 0)));
+          },
+          "counter"_a)
       .def("fail_step", &fail_step, "step"_a)
-      .def("close_transfer", [](Engine& self, std::uint64_t transfer) {
-        return self.with([transfer](Owner& owner) { return owner.close_transfer(transfer); });
-      }, "transfer"_a)
+      .def(
+          "close_transfer",
+          [](Engine& self, std::uint64_t transfer) {
+            return self.with([transfer](Owner& owner) { return owner.close_transfer(transfer); });
+          },
+          "transfer"_a)
       .def("submit_digest", &submit_digest, "reads"_a, "num_pages"_a);
 }
 
 void define_results(nb::class_<Engine>& engine) {
-  engine
-      .def("drain", &drain, "sink"_a)
+  engine.def("drain", &drain, "sink"_a)
       .def("statistics", &statistics)
-      .def("num_fragments_dropped", [](Engine& self) {
-        return self.with([](Owner& owner) { return owner.statistics().num_fragments_dropped; });
-      })
+      .def(
+          "num_fragments_dropped",
+          [](Engine& self) { return self.with([](Owner& owner) { return owner.statistics().num_fragments_dropped; }); })
       .def("owner_cpu_ns", [](Engine& self) { return self.with([](Owner& owner) { return owner.cpu_ns(); }); })
       .def("close", &Engine::close);
 }

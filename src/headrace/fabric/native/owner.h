@@ -117,7 +117,7 @@ class Owner {
   auto call(Act act);
   void push(std::function<void()> command);
 
-  // owner.cpp: the loop
+  // owner.cpp (the loop) and progress.cpp
   void run();
   bool turn();
   bool run_commands();
@@ -141,7 +141,7 @@ class Owner {
   void park(Peer& peer);
   std::uint64_t window() const;
 
-  // commands.cpp: the tables
+  // commands.cpp and lists.cpp: the tables
   Peer& peer_of(std::uint64_t peer);
   const std::shared_ptr<Transfer>& transfer_of(std::uint64_t transfer);
   const std::shared_ptr<Transfer>& open_list(std::uint64_t transfer);

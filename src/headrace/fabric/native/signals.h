@@ -1,5 +1,5 @@
-// Signal handlers of the process, kept over calls that replace them. Debian's libfabric loads PSM, which installs its own
-// for SIGINT, SIGTERM, SIGSEGV and others; Ctrl-C would then end Python without a KeyboardInterrupt.
+// Signal handlers of the process, kept over calls that replace them. Debian's libfabric loads PSM, which installs its
+// own for SIGINT, SIGTERM, SIGSEGV and others; Ctrl-C would then end Python without a KeyboardInterrupt.
 #pragma once
 
 #include <signal.h>
@@ -11,7 +11,8 @@ namespace headrace::fabric {
 class SignalHandlers {
  public:
   SignalHandlers() {
-    for (int number = 1; number < kSignals; ++number) known_[number] = ::sigaction(number, nullptr, &handlers_[number]) == 0;
+    for (int number = 1; number < kSignals; ++number)
+      known_[number] = ::sigaction(number, nullptr, &handlers_[number]) == 0;
   }
   SignalHandlers(const SignalHandlers&) = delete;
   SignalHandlers& operator=(const SignalHandlers&) = delete;

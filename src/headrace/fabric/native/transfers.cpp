@@ -12,7 +12,8 @@ void Transfer::fail(int error, const std::string& why) {
   text = why;
 }
 
-bool Pages::within(std::uint64_t limit, std::uint32_t layer_begin, std::uint32_t layer_end, std::uint64_t length) const {
+bool Pages::within(std::uint64_t limit, std::uint32_t layer_begin, std::uint32_t layer_end,
+                   std::uint64_t length) const {
   if (indices.empty() || layer_begin == layer_end) return true;
   using Wide = __int128;  // indices and strides come from outside: no product of theirs may wrap
   const auto [low, high] = std::minmax_element(indices.begin(), indices.end());

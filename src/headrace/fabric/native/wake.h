@@ -1,9 +1,9 @@
 // How other threads wake the owner: the layer counter and a bell that is rung only when the owner sleeps.
 // `raise` and `knock` may come from any thread, the rest from the owner.
 //
-// No wake-up is lost: the caller stores (counter or command) and then looks whether the owner sleeps; the owner says that
-// it sleeps and then looks at counter and commands. All four are sequentially consistent, so one of the two sees the
-// other. (Fences would do as well; thread sanitizers do not understand them.)
+// No wake-up is lost: the caller stores (counter or command) and then looks whether the owner sleeps; the owner says
+// that it sleeps and then looks at counter and commands. All four are sequentially consistent, so one of the two sees
+// the other. (Fences would do as well; thread sanitizers do not understand them.)
 #pragma once
 
 #include <atomic>

@@ -1,0 +1,201 @@
+"""The native endpoint: what it reads of its provider, what it refuses, what it leaves behind, what it costs."""
+
+import errno
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import FabricError, InputError
+from headrace.fabric.interface import IMM_SLOT_BITS, LAYERS_PER_STEP, Imm
+from headrace.fabric.native import NativeFabric
+
+LENGTH = 4 << 20
+
+
+@pytest.fixture
+def memory_fd() -> Iterator[int]:
+    fd = os.memfd_create("headrace-endpoint")
+    os.ftruncate(fd, LENGTH)
+    yield fd
+    os.close(fd)
+
+
+def run_python(source: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(source)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_traits_say_what_tcp_can_do(memory_fd: int) -> None:
+    fabric = NativeFabric(memory_fd, LENGTH)
+    traits = fabric.traits
+    assert "tcp" in traits.provider
+    assert traits.cq_data_size >= 4 and traits.wait_fd
+    assert not traits.virtual_addressing and not traits.provider_keys
+    assert traits.mr_key_size == 8
+    assert traits.tx_size >= 128 and traits.iov_limit >= 1 and traits.rma_iov_limit >= 1 and traits.rx_size >= 64
+    fabric.close()
+
+
+def test_a_provider_without_a_wait_fd_is_refused(memory_fd: int) -> None:
+    with pytest.raises(FabricError, match="fi_cq_open"):
+        NativeFabric(memory_fd, LENGTH, provider="shm", node=None)
+
+
+def test_an_unknown_provider_or_foreign_node_is_refused_with_the_call(memory_fd: int) -> None:
+    with pytest.raises(FabricError, match="fi_getinfo") as unknown:
+        NativeFabric(memory_fd, LENGTH, provider="steam")
+    assert unknown.value.code > 0
+    with pytest.raises(FabricError, match="fi_") as foreign:
+        NativeFabric(memory_fd, LENGTH, node="203.0.113.7")
+    assert foreign.value.code == errno.EADDRNOTAVAIL
+
+
+def test_wrong_memory_is_refused(memory_fd: int) -> None:
+    with pytest.raises(InputError, match="length"):
+        NativeFabric(memory_fd, LENGTH + 1)
+    with pytest.raises(InputError, match="length"):
+        NativeFabric(memory_fd, 0)
+    with pytest.raises(InputError, match="memory_fd"):
+        NativeFabric(1 << 20, LENGTH)
+
+
+def test_the_memory_fd_may_be_closed_after_the_start() -> None:
+    fd = os.memfd_create("headrace-endpoint")
+    os.ftruncate(fd, LENGTH)
+    fabric = NativeFabric(fd, LENGTH)
+    os.close(fd)
+    assert fabric.grant(fabric.add_peer(fabric.address)).length == LENGTH
+    fabric.close()
+
+
+def test_it_shows_itself(memory_fd: int) -> None:
+    fabric = NativeFabric(memory_fd, LENGTH)
+    fabric.add_peer(fabric.address)
+    fabric.arm(Imm(1), 1)
+    assert "1 peers, 0 transfers, 1 counters" in repr(fabric)
+    fabric.close()
+    assert "closed" in repr(fabric)
+
+
+def test_an_address_that_cannot_be_one_is_refused_and_one_known_is_told(memory_fd: int) -> None:
+    fabric = NativeFabric(memory_fd, LENGTH)
+    with pytest.raises(InputError, match="address"):
+        fabric.add_peer(b"short")
+    peer = fabric.add_peer(fabric.address)
+    with pytest.raises(InputError, match="address"):
+        fabric.add_peer(fabric.address)
+    fabric.remove_peer(peer)
+    assert fabric.add_peer(fabric.address) != peer
+    fabric.close()
+
+
+def test_the_native_constants_are_the_interfaces(memory_fd: int) -> None:
+    """Slots: two imms that differ by one generation collide, two that differ by less do not. Layers: the largest."""
+    fabric = NativeFabric(memory_fd, LENGTH)
+    fabric.arm(Imm(7), 1)
+    with pytest.raises(InputError, match="slot"):
+        fabric.arm(Imm(7 + (1 << IMM_SLOT_BITS)), 1)
+    fabric.arm(Imm(7 + (1 << (IMM_SLOT_BITS - 1))), 1)
+    fabric.raise_layers(LAYERS_PER_STEP)
+    with pytest.raises(InputError, match="counter"):
+        fabric.raise_layers(-1)
+    fabric.close()
+
+
+def test_nothing_is_left_behind_after_many_endpoints(memory_fd: int) -> None:
+    def left() -> tuple[int, int, int]:
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text().count("headrace-endpoint")
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), maps
+
+    def once() -> None:
+        fabric = NativeFabric(memory_fd, LENGTH)
+        fabric.grant(fabric.add_peer(fabric.address))
+        fabric.close()
+
+    once()
+    before = left()
+    for _ in range(50):
+        once()
+    assert left() == before
+
+
+def test_an_endpoint_without_close_ends_with_its_object_and_with_the_process(memory_fd: int) -> None:
+    before = len(os.listdir("/proc/self/task"))
+    fabric = NativeFabric(memory_fd, LENGTH)
+    assert len(os.listdir("/proc/self/task")) > before
+    del fabric
+    gc.collect()
+    assert len(os.listdir("/proc/self/task")) == before
+    ended = run_python(
+        """
+        import os
+        from headrace.fabric.native import NativeFabric
+        fd = os.memfd_create("m"); os.ftruncate(fd, 4096)
+        kept = [NativeFabric(fd, 4096) for _ in range(3)]
+        """
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("when", ["idle", "in a call"])
+def test_ctrl_c_is_still_a_keyboard_interrupt(when: str) -> None:
+    work = "time.sleep(30)" if when == "idle" else "[fabric.statistics() for _ in range(10**9)]"
+    ended = run_python(
+        f"""
+        import os, signal, threading, time
+        before = [signal.getsignal(number) for number in signal.valid_signals()]
+        from headrace.fabric.native import NativeFabric
+        fd = os.memfd_create("m"); os.ftruncate(fd, 4096)
+        fabric = NativeFabric(fd, 4096)
+        assert [signal.getsignal(number) for number in signal.valid_signals()] == before
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            {work}
+        except KeyboardInterrupt:
+            print("interrupted")
+        fabric.close()
+        """
+    )
+    assert ended.stdout == "interrupted\n", ended.stderr
+    assert ended.returncode == 0
+
+
+def test_sigterm_still_ends_the_process_by_itself() -> None:
+    """Python's table of handlers does not show what a library put behind its back; the exit status does."""
+    ended = run_python(
+        """
+        import os, signal
+        from headrace.fabric.native import NativeFabric
+        fd = os.memfd_create("m"); os.ftruncate(fd, 4096)
+        fabric = NativeFabric(fd, 4096)
+        os.kill(os.getpid(), signal.SIGTERM)
+        """
+    )
+    assert (ended.returncode, ended.stderr) == (-15, "")
+
+
+@pytest.mark.timing
+def test_a_waiting_owner_costs_under_one_percent_of_a_core(memory_fd: int) -> None:
+    """With a peer, a connection, an armed counter and an open transfer whose program waits for its layer."""
+    fabric = NativeFabric(memory_fd, LENGTH)
+    peer = fabric.add_peer(fabric.address)
+    fabric.connect(peer, fabric.grant(peer))
+    fabric.send(peer, b"so that there is a connection")
+    fabric.arm(Imm(3), 10)
+    transfer = fabric.open_transfer(peer, Imm(3))
+    fabric.submit_write(transfer, src_offset=0, dst_offset=4096, length=4096)
+    time.sleep(0.3)
+    assert fabric.statistics().num_messages_received == 1
+    before, begun = fabric.owner_cpu_ns(), time.monotonic_ns()
+    time.sleep(2.0)
+    share = (fabric.owner_cpu_ns() - before) / (time.monotonic_ns() - begun)
+    fabric.close()
+    assert share < 0.01
