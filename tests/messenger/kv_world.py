@@ -6,14 +6,19 @@ before they are used again, so a byte that lands late in a page that nobody gave
 """
 
 import random
-from collections.abc import Sequence
+import select
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from pattern_model import PatternModel, prefix_keys
 
 from headrace.fabric.interface import LAYERS_PER_STEP, Fabric, Imm, PeerId
+from headrace.fabric.native import NativeFabric
 from headrace.kvcache.layout import KVLayout, PoolLayout
+from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pages import PagePool
 from headrace.kvcache.prefix import PrefixIndex, num_whole_pages, page_hashes
 from headrace.kvcache.reservation import Reservation, try_reserve
@@ -33,7 +38,6 @@ from headrace.messenger.prefiller import Chunk, PrefillerMessenger, PrefillerOpt
 from headrace.messenger.process import ProcessName
 from headrace.protocol.messages import Granted, Reserve, Ticket, Tier
 from headrace.testing import Faults, LoopbackFabric, LoopbackNetwork
-from pattern_model import PatternModel, prefix_keys
 
 KV = KVLayout(num_layers=3, num_kv_heads=2, page_size=4, head_dim=4, dtype="fp32")
 MAX_MODEL_LEN = 256
@@ -94,6 +98,10 @@ class Site(Protocol):
         """Turn the processes until nothing moves any more, without waiting for timers."""
         ...
 
+    def wait_for(self, holds: Callable[[], bool], *processes: "PrefillerProcess | DecoderProcess") -> None:
+        """Settle until it holds; fails when it never does."""
+        ...
+
 
 class LoopbackSite:
     def __init__(self, seed: int, faults: Faults | None = None) -> None:
@@ -122,6 +130,56 @@ class LoopbackSite:
                 self.network.advance(max(0.0, due - self.network.now))
         for process in processes:
             process.turn()
+
+    def wait_for(self, holds: Callable[[], bool], *processes: "PrefillerProcess | DecoderProcess") -> None:
+        self.settle(*processes)
+        assert holds(), f"never: {processes}"
+
+
+class TcpSite:
+    """Endpoints of this process over the real fabric, on the real clock."""
+
+    DEADLINE_S = 20.0
+    QUIET_S = 0.02
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self._fabrics: list[NativeFabric] = []
+
+    @property
+    def now(self) -> float:
+        return time.monotonic()
+
+    def endpoint(self, layout: PoolLayout) -> tuple[Fabric, np.ndarray]:
+        memory = PoolMemory(layout.total_bytes)
+        fabric = NativeFabric(memory.fd, memory.length)
+        self._fabrics.append(fabric)
+        return fabric, memory.bytes
+
+    def nudge(self) -> None:
+        time.sleep(0)  # the owner threads need no push, only the interpreter's leave
+
+    def settle(self, *processes: "PrefillerProcess | DecoderProcess") -> None:
+        while self._turn_once(*processes):
+            pass
+
+    def wait_for(self, holds: Callable[[], bool], *processes: "PrefillerProcess | DecoderProcess") -> None:
+        deadline = self.now + self.DEADLINE_S
+        while not holds():
+            self._turn_once(*processes)
+            assert self.now < deadline, f"never: {processes}"
+
+    def _turn_once(self, *processes: "PrefillerProcess | DecoderProcess") -> bool:
+        """Whether the fabrics told anything within QUIET_S."""
+        fds = [process.fabric.event_fd for process in processes if process.runs]
+        told = bool(select.select(fds, [], [], self.QUIET_S)[0])
+        for process in processes:
+            process.turn()
+        return told
+
+    def close(self) -> None:
+        for fabric in self._fabrics:
+            fabric.close()
 
 
 class Process:
@@ -361,8 +419,7 @@ def pair(
 
 def greet(decoder: DecoderProcess, prefiller: PrefillerProcess) -> PeerId:
     peer = decoder.messenger.greet(prefiller.fabric.address, decoder.site.now)
-    decoder.site.settle(prefiller, decoder)
-    assert decoder.messenger.is_ready(peer)
+    decoder.site.wait_for(lambda: decoder.messenger.is_ready(peer), prefiller, decoder)
     return peer
 
 

@@ -19,7 +19,14 @@ from operator import attrgetter
 from typing import Any
 
 from headrace.messenger import life
-from headrace.messenger.life import DecoderEffect, DecoderEvent, DecoderState, PrefillerEffect, PrefillerEvent, PrefillerState
+from headrace.messenger.life import (
+    DecoderEffect,
+    DecoderEvent,
+    DecoderState,
+    PrefillerEffect,
+    PrefillerEvent,
+    PrefillerState,
+)
 
 DecoderTable = Mapping[tuple[DecoderState, DecoderEvent], life.DecoderMove]
 PrefillerTable = Mapping[tuple[PrefillerState, PrefillerEvent], life.PrefillerMove]

@@ -1,8 +1,8 @@
 """A fabric in memory: the verbs of `Fabric` over a simulated network, for everything that runs above one.
 
 Owns one endpoint's events, grants, counters and digest jobs; what it writes is `writer`'s and `posting`'s, time and
-faults are the network's. It does what a provider may do, in an order that the network's seed decides. All calls come from the one thread
-that steps the network; a call of a killed endpoint raises Closed like one of a closed endpoint.
+faults are the network's. It does what a provider may do, in an order that the network's seed decides. All calls come
+from the one thread that steps the network; a call of a killed endpoint raises Closed like one of a closed endpoint.
 """
 
 import os
