@@ -57,8 +57,9 @@ class _Reader:
         return "armed"
 
     def reached(self, imm: str) -> str:
-        self._wait(lambda event: isinstance(event, Reached) and event.imm == int(imm))
-        return "reached"
+        event = self._wait(lambda event: isinstance(event, Reached) and event.imm == int(imm))
+        assert isinstance(event, Reached)
+        return str(event.at_ns)
 
     def message(self) -> str:
         event = self._wait(lambda event: isinstance(event, MessageReceived))

@@ -41,6 +41,17 @@ def test_reached_carries_the_time_of_the_last_arrival(pair: Link) -> None:
     assert 0 <= first.at_ns <= second.at_ns
 
 
+def test_reached_after_a_retarget_carries_the_time_of_the_retarget(pair: Link) -> None:
+    pair.arm(5, 1)
+    send_imms(pair, 5, 1)
+    pair.wait_reached(5, 1)
+    pair.world.pause(200)
+    pair.reader.fabric.retarget(Imm(5), 1)
+    pair.world.wait_for(lambda: len(pair.reader.told(Reached)) == 2)
+    first, second = pair.reader.told(Reached)
+    assert first.at_ns < second.at_ns
+
+
 def test_an_arrival_on_an_unarmed_imm_is_surplus(pair: Link) -> None:
     send_imms(pair, 77, 2)
     pair.wait_surplus(77, 2)

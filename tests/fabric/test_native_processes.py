@@ -1,5 +1,6 @@
 """The native fabric between processes: bytes, messages, readers that are killed, stopped or closed in the middle."""
 
+import ctypes
 import mmap
 import os
 import select
@@ -14,6 +15,7 @@ from native_reader import LENGTH, POISON, ReaderProcess
 from numpy.typing import NDArray
 
 from headrace.fabric.interface import (
+    LAYERS_PER_STEP,
     Descriptor,
     Event,
     Imm,
@@ -112,7 +114,7 @@ def test_pages_and_messages_arrive_in_another_process(writer: Writer, reader: Re
     transfer = writer.write(peer, 5, 100)
     message = bytes(range(256)) * 3000
     writer.fabric.send(peer, message)
-    assert reader.ask("reached", 5) == "reached"
+    assert 0 < int(reader.ask("reached", 5)) <= time.monotonic_ns()
     assert reader.ask("hash", 0, 100 * PAGE) == writer.hash(0, 100 * PAGE)
     assert reader.ask("hash", 100 * PAGE, LENGTH) == poison_hash(LENGTH - 100 * PAGE)
     assert reader.ask("message") == xxhash.xxh3_64_hexdigest(message)
@@ -226,3 +228,24 @@ def test_a_half_received_writer_may_be_removed_and_the_reader_goes_on(writer: Wr
     reader.ask("arm", 5, 1)
     writer.write(peer, 5, 1)
     reader.ask("reached", 5)
+
+
+@pytest.mark.timing
+def test_a_layer_leaves_while_the_model_thread_holds_the_gil(writer: Writer, reader: ReaderProcess) -> None:
+    """The owner sleeps when the counter is raised, and Python runs nothing for 200 ms afterwards."""
+    peer = writer.connect(reader)
+    places = Pages(offset=0, layer_stride=0, page_stride=PAGE, indices=np.arange(16, dtype=np.int64))
+    layers = PageWrites(src=places, dst=places, positions=places.indices, layer_begin=0, layer_end=2, length=PAGE)
+    usleep = ctypes.PyDLL(None).usleep  # a PyDLL keeps the GIL
+    delays_ms = []
+    for step in range(1, 6):
+        reader.ask("arm", step, 16)
+        transfer = writer.fabric.open_transfer(peer, Imm(step))
+        writer.fabric.submit_program(step, [(transfer, layers)])
+        time.sleep(0.05)
+        raised_ns = time.monotonic_ns()
+        writer.fabric.raise_layers(step * LAYERS_PER_STEP + 1)
+        usleep(200_000)
+        delays_ms.append((int(reader.ask("reached", step)) - raised_ns) / 1e6)
+        writer.fabric.fail_step(step)
+    assert sorted(delays_ms)[2] < 10, delays_ms

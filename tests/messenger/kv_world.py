@@ -142,9 +142,10 @@ class TcpSite:
     DEADLINE_S = 20.0
     QUIET_S = 0.02
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self) -> None:
+        self.rng: random.Random = random.SystemRandom()  # uuids: a process started twice is two
         self._fabrics: list[NativeFabric] = []
+        self.memories: dict[bytes, PoolMemory] = {}
 
     @property
     def now(self) -> float:
@@ -154,6 +155,7 @@ class TcpSite:
         memory = PoolMemory(layout.total_bytes)
         fabric = NativeFabric(memory.fd, memory.length)
         self._fabrics.append(fabric)
+        self.memories[fabric.address] = memory
         return fabric, memory.bytes
 
     def nudge(self) -> None:
@@ -331,13 +333,14 @@ class DecoderProcess(Process):
             rng=random.Random(site.rng.getrandbits(64)),
             options=options,
         )
+        self.salt = fingerprint.encode()
         self.requests: dict[str, Request] = {}
         self.by_imm: dict[Imm, Request] = {}
         self.outcomes: list[DecoderOutcome] = []
 
     def reserve(self, request_id: str, token_ids: tuple[int, ...]) -> Request | None:
         size = self.model.layout.kv.page_size
-        hashes = page_hashes(token_ids[: len(token_ids) - 1], size, b"model")
+        hashes = page_hashes(token_ids[: len(token_ids) - 1], size, self.salt)
         reservation = try_reserve(self.pool, hashes, len(token_ids), 2, size)
         if reservation is None:
             return None
@@ -360,7 +363,7 @@ class DecoderProcess(Process):
                 token_ids=request.token_ids,
                 cached_len=request.reservation.cached_len,
                 pages=request.reservation.pages[first:end],
-                hashes=tuple(page_hashes(request.token_ids[:num_prefilled], size, b"model")),
+                hashes=tuple(page_hashes(request.token_ids[:num_prefilled], size, self.salt)),
                 remaining_s=remaining_s,
             ),
             self.site.now,
@@ -402,6 +405,10 @@ class DecoderProcess(Process):
             first, end = request.reservation.num_hit_pages, -(-(len(request.token_ids) - 1) // size)
             table = (*table[:first], *table[end:])
         self.pool.release(table)
+
+    def finish_when_answered(self, request: Request) -> None:
+        self.site.wait_for(lambda: bool(request.answers), self)
+        self.finish(request)
 
     def index_is_sane(self, request: Request) -> bool:
         whole = num_whole_pages(len(request.token_ids), self.model.layout.kv.page_size)

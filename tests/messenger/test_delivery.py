@@ -73,7 +73,7 @@ def everything_is_back(prefiller: PrefillerProcess, decoder: DecoderProcess) -> 
 @pytest.fixture(params=["calm", "reordered-1", "reordered-2", "reordered-3", "tcp"])
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     if request.param == "tcp":
-        real = TcpSite(seed=1)
+        real = TcpSite()
         yield real
         real.close()
     else:

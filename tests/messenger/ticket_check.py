@@ -20,6 +20,7 @@ class Report:
     num_moves: int
     num_at_rest: int
     seconds: float
+    answers: frozenset[tuple[str, ...]]  # of the requests, at rest
     exercised: frozenset[tuple[str, str, str]]
     broken: str  # empty: everything holds
     trace: tuple[Label, ...]
@@ -41,6 +42,7 @@ def explore(settings: Settings, max_states: int = 3_000_000) -> Report:
     fair_from: list[int] = []
     fair_to: list[int] = []
     at_rest: list[int] = []
+    answers: set[tuple[str, ...]] = set()
     num_moves = 0
 
     def report(broken: str, last: int) -> Report:
@@ -49,6 +51,7 @@ def explore(settings: Settings, max_states: int = 3_000_000) -> Report:
             num_moves=num_moves,
             num_at_rest=len(at_rest),
             seconds=time.perf_counter() - began,
+            answers=frozenset(answers),
             exercised=frozenset(w.exercised),
             broken=broken,
             trace=way_to(parents, last),
@@ -60,6 +63,7 @@ def explore(settings: Settings, max_states: int = 3_000_000) -> Report:
         w.thaw(key)
         if is_at_rest(w):
             at_rest.append(here)
+            answers.add(tuple(ticket.answer for ticket in w.tickets))
         for label, fair, act in list(enabled(w)):
             w.thaw(key)
             act(w)

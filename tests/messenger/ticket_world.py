@@ -140,7 +140,7 @@ TO_PREFILLER = ("Prefill", "Cancel")
 
 class World:
     __slots__ = (
-        "settings", "decoder_rules", "prefiller_rules", "exercised", "broken",
+        "settings", "decoder_rules", "prefiller_rules", "exercised", "shared", "broken",
         "tickets", "process", "decoder_alive", "session", "prefiller", "prefiller_session", "noticed", "net",
         "near_effects", "far_effects", "faults_left",
     )  # fmt: skip
@@ -149,6 +149,7 @@ class World:
         self.settings = settings
         self.decoder_rules = rules_of(settings.decoder)
         self.prefiller_rules = rules_of(settings.prefiller)
+        self.shared: dict[Key, Key] = {}  # one copy of every ticket's key: worlds share most of them
         self.exercised: set[tuple[str, str, str]] = set()
         self.thaw(((NEW_TICKET,) * settings.num_tickets, 0, True, 0, "alive", 0, -1, (), (), (), settings.num_faults))
 
@@ -167,7 +168,7 @@ class World:
         if closed and self.net:  # the decoder looks tickets up: it drops what comes for a closed one
             self.net = tuple(m for m in self.net if m[1] not in closed or m[0] in TO_PREFILLER)
         return (
-            tuple([_ticket_key(ticket) for ticket in self.tickets]),
+            tuple([self.shared.setdefault(key, key) for key in map(_ticket_key, self.tickets)]),
             self.process, self.decoder_alive, self.session, self.prefiller, self.prefiller_session,
             self.noticed, self.net, self.near_effects, self.far_effects, self.faults_left,
         )  # fmt: skip

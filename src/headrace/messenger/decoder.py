@@ -180,7 +180,7 @@ class DecoderMessenger:
         return imm
 
     def _check_request(self, request: TicketRequest) -> PromptPages:
-        page_size = self._layout.kv.page_size
+        page_size, num_pages = self._layout.kv.page_size, self._layout.num_pages
         prompt = PromptPages(num_tokens=len(request.token_ids), cached_len=request.cached_len, page_size=page_size)
         if request.cached_len % page_size or not 0 <= request.cached_len < prompt.num_prefilled:
             raise InputError(
@@ -189,6 +189,10 @@ class DecoderMessenger:
             )
         if len(request.pages) != prompt.num_sent:
             raise InputError("pages", f"must be {prompt.num_sent} for this prompt, are {len(request.pages)}")
+        if len(set(request.pages)) < prompt.num_sent or not 0 <= min(request.pages) <= max(request.pages) < num_pages:
+            raise InputError("pages", f"must be distinct and in 0..{num_pages - 1}, are {request.pages}")
+        if not request.remaining_s >= 0:  # NaN is no deadline either
+            raise InputError("remaining_s", f"must be at least 0, is {request.remaining_s}")
         if aux_bytes(prompt.num_sent) > self._layout.aux_slot_bytes:
             raise InputError("token_ids", f"{prompt.num_tokens} are more than an aux slot has digests for")
         return prompt
@@ -313,7 +317,7 @@ class DecoderMessenger:
         event = life.told(num_posted=num_posted, known=entry.known, expected=entry.expected)
         if event is DecoderEvent.TOLD:
             entry.known = num_posted
-        self._fail(entry, event, "failed", text)
+        self._fail(entry, event, "failed", f"{text} ({num_posted} of {entry.expected} writes were posted)")
 
     def _on_reached(self, event: Reached) -> None:
         entry = self._entries.get(event.imm)
@@ -355,7 +359,9 @@ class DecoderMessenger:
         self, entry: _Entry, event: DecoderEvent, reason: FailureReason, text: str, retry_after_s: float = 0.0
     ) -> None:
         """Apply an event; if it is the one that ends the request, this is why."""
-        if entry.state in (DecoderState.NEW, DecoderState.OPEN, DecoderState.VERIFYING):
+        if event is DecoderEvent.CONTRADICTED:
+            entry.failure = ("fault", f"the prefiller contradicts itself: {text}", 0.0)
+        elif entry.state in (DecoderState.NEW, DecoderState.OPEN, DecoderState.VERIFYING):
             entry.failure = (reason, text, retry_after_s)
         self._apply(entry, event)
 

@@ -8,7 +8,7 @@ however late a second copy of it arrives. That bounds the tombstones by the numb
 import struct
 from dataclasses import dataclass, field
 
-from headrace.errors import HandshakeRefused
+from headrace.errors import HandshakeRefused, InputError
 from headrace.fabric.interface import Descriptor, Fabric, PeerId
 from headrace.kvcache.layout import PoolLayout
 from headrace.messenger.hello import Identity, check_hello, process_of
@@ -78,38 +78,50 @@ class Decoders:
 
     def on_hello(self, hello: Hello, now: float) -> tuple[Decoder, PeerReady] | PeerRefused | None:
         """A Hello of a new decoder, or of a new epoch, is adopted and answered: (decoder, PeerReady). A repeated one
-        is answered again (None), an older one is not. One that differs is refused."""
+        is answered again (None), an older one is not. One that differs is refused.
+
+        Raises InputError or FabricError, and nothing has changed, when its address is no address or somebody else's.
+        """
         known = self._by_uuid.get(hello.sender)
         if known is not None and hello.epoch <= known.epoch:
             if hello.epoch == known.epoch:
                 self._answer(known)
             return None
+        peer = self._peer_of(hello, known)
         try:
             pool = check_hello(self._identity, hello)
-            descriptor = self._checked_descriptor(hello, pool)
+            self._connect(peer, hello, pool)
         except HandshakeRefused as refusal:
-            return self._refuse(hello, refusal, now)
+            return self._refuse(hello, refusal, peer, now)
         if known is None:
-            known = self._adopt(hello, pool)
+            known = self._adopt(hello, peer, pool)
         known.epoch = hello.epoch
         known.tombstones.clear()
-        self._fabric.connect(known.peer, descriptor)
         self._answer(known)
         return known, PeerReady(peer=known.peer, uuid=known.uuid, process=process_of(hello))
 
-    @staticmethod
-    def _checked_descriptor(hello: Hello, pool: PoolLayout) -> Descriptor:
+    def _peer_of(self, hello: Hello, known: Decoder | None) -> PeerId:
+        if known is not None:
+            return known.peer
+        refused = self._refused.get(hello.sender)
+        return self._fabric.add_peer(hello.address) if refused is None else refused[0]
+
+    def _connect(self, peer: PeerId, hello: Hello, pool: PoolLayout) -> None:
         try:
             descriptor = Descriptor.decode(hello.descriptor)
         except struct.error as error:
             raise HandshakeRefused("descriptor", "37 bytes", f"{len(hello.descriptor)} bytes") from error
         if descriptor.length < pool.total_bytes:
             raise HandshakeRefused("descriptor", f"{pool.total_bytes} bytes, as the pool says", descriptor.length)
-        return descriptor
+        try:
+            self._fabric.connect(peer, descriptor)
+        except InputError as error:  # another addressing mode, or a grant older than the one in use
+            raise HandshakeRefused("descriptor", str(error), repr(descriptor.addressing)) from error
 
-    def _adopt(self, hello: Hello, pool: PoolLayout) -> Decoder:
+    def _adopt(self, hello: Hello, peer: PeerId, pool: PoolLayout) -> Decoder:
+        self._refused.pop(hello.sender, None)
         decoder = Decoder(
-            peer=self._fabric.add_peer(hello.address),
+            peer=peer,
             uuid=hello.sender,
             epoch=hello.epoch,
             pool=pool,
@@ -125,10 +137,10 @@ class Decoders:
         answer = self._identity.hello(epoch=decoder.epoch, address=self._fabric.address, descriptor=b"")
         self._fabric.send(decoder.peer, encode(answer))
 
-    def _refuse(self, hello: Hello, refusal: HandshakeRefused, now: float) -> PeerRefused | None:
+    def _refuse(self, hello: Hello, refusal: HandshakeRefused, peer: PeerId, now: float) -> PeerRefused | None:
         is_first = hello.sender not in self._refused
-        peer = self._fabric.add_peer(hello.address) if is_first else self._refused[hello.sender][0]
-        self._refused[hello.sender] = (peer, now + FORGET_REFUSED_S)
+        if hello.sender not in self._by_uuid:  # a decoder that we know stays, in the epoch that it had
+            self._refused[hello.sender] = (peer, now + FORGET_REFUSED_S)
         answer = HelloRefused(
             sender=self._identity.uuid,
             epoch=hello.epoch,

@@ -42,9 +42,10 @@ class Leases:
         return sum(lease.num_tokens for lease in self._leases.values())
 
     def try_grant(self, request_id: str, *, num_tokens: int, tier: Tier, now: float) -> str | None:
-        """-> the lease, or None when the request must wait at its gateway. A repeated Reserve gets its old lease."""
+        """-> the lease, or None when the request must wait at its gateway. A repeated Reserve gets its old lease,
+        unless that was used: then the request comes back for a new ticket, and no ticket is opened on a used lease."""
         for name, lease in self._leases.items():
-            if lease.request_id == request_id:
+            if lease.request_id == request_id and lease.unused_until is not None:
                 return name
         if not self._fits(num_tokens, tier):
             return None
@@ -66,11 +67,15 @@ class Leases:
 
     def use(self, lease: str, request_id: str) -> bool:
         """The request's Prefill came. False when the lease is unknown, ended, another's, or was used before."""
-        entry = self._leases.get(lease)
-        if entry is None or entry.request_id != request_id or entry.unused_until is None:
+        if not self.is_unused(lease, request_id):
             return False
-        entry.unused_until = None
+        self._leases[lease].unused_until = None
         return True
+
+    def is_unused(self, lease: str, request_id: str) -> bool:
+        """Whether it is this request's, and no Prefill came yet."""
+        entry = self._leases.get(lease)
+        return entry is not None and entry.request_id == request_id and entry.unused_until is not None
 
     def computed(self, lease: str, num_tokens: int) -> None:
         """A chunk of the prompt is done, or need not be computed; the last one ends the lease."""

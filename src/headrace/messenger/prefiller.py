@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import InputError, ProtocolFault
+from headrace.errors import FabricError, InputError, ProtocolFault
 from headrace.fabric.interface import (
     Event,
     Fabric,
@@ -149,6 +149,7 @@ class PrefillerMessenger:
         self._jobs: dict[Ticket, _Job] = {}
         self._of_transfer: dict[TransferId, _Job] = {}
         self._steps: dict[int, _Step] = {}
+        self._last_step = -1
         self._outcomes: list[PrefillerOutcome] = []
         self._now = 0.0
         self._counts: Counter[str] = Counter()
@@ -178,8 +179,11 @@ class PrefillerMessenger:
         Raises InputError for a chunk that does not continue its prompt or whose ticket was dropped.
         """
         jobs = [self._check_chunk(chunk) for chunk in chunks]
-        if step in self._steps:
-            raise InputError("step", f"{step} has begun already")
+        if len({chunk.ticket for chunk in chunks}) < len(chunks):
+            raise InputError("chunk", "must be one for each ticket of a step")
+        if step <= self._last_step:
+            raise InputError("step", f"must rise, is {step} after {self._last_step}")
+        self._last_step = step
         writes: list[tuple[TransferId, PageWrites]] = []
         last: list[tuple[TransferId, int, LastWrite]] = []
         for job, chunk in zip(jobs, chunks, strict=True):
@@ -305,7 +309,12 @@ class PrefillerMessenger:
                 self._counts["strange"] += 1
 
     def _on_hello(self, message: Hello) -> None:
-        match self._decoders.on_hello(message, self._now):
+        try:
+            outcome = self._decoders.on_hello(message, self._now)
+        except (InputError, FabricError):  # its address is none, or somebody else's: there is nobody to answer
+            self._counts["strange"] += 1
+            return
+        match outcome:
             case (Decoder() as decoder, PeerReady() as ready):
                 for job in [j for j in self._jobs.values() if j.decoder is decoder]:
                     self._apply(job, PrefillerEvent.NEWER_EPOCH)
@@ -318,7 +327,9 @@ class PrefillerMessenger:
         if job is not None:
             self._apply(job, PrefillerEvent.PREFILL_STALE)
             return
-        job = _Job(ticket=message.ticket, decoder=decoder, lease=message.lease)
+        # Another request's lease (names begin anew with every prefiller) is neither used nor ended by this one.
+        is_its_own = self._leases.is_unused(message.lease, message.request_id)
+        job = _Job(ticket=message.ticket, decoder=decoder, lease=message.lease if is_its_own else None)
         is_new = decoder.is_new(message.ticket)
         if is_new:
             self._admit(job, message)

@@ -71,6 +71,8 @@ class Prefillers:
         prefiller = self._by_uuid.get(hello.sender) or self._by_address(hello.address)
         if prefiller is None or prefiller.state != "greeting" or hello.epoch != prefiller.epoch:
             return None
+        if prefiller.uuid not in (None, hello.sender):
+            return None  # an address is fresh at every start: this is not whom we greeted
         try:
             pool = check_hello(self._identity, hello)
         except HandshakeRefused as refusal:

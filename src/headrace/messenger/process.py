@@ -4,6 +4,7 @@ A killed process proves nothing about its writes (PROTOCOL, "Pages at the decode
 reads source pages for it any more, and it is the fastest news of a death: a pidfd becomes readable at once.
 """
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,10 @@ class ProcessName:
         """
         try:
             pidfd = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return None
+        except OSError as error:
+            if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
+                return None  # nobody, or (the other two, by kernel version) a mere thread of somebody has the pid now
+            raise
         try:
             if _start_ticks(self.pid) == self.started:
                 return pidfd

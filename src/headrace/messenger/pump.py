@@ -46,6 +46,7 @@ class Pump(Generic[Outcome]):
         self._wake = asyncio.Event()
         self._host = ProcessName.own().host
         self._pidfds: dict[PeerId, int] = {}
+        self._exited: list[PeerId] = []
 
     def poke(self) -> None:
         """Something was asked of the messenger from outside: look at its timers and outcomes again."""
@@ -54,7 +55,8 @@ class Pump(Generic[Outcome]):
     async def run(self) -> None:
         """Until cancelled. An error of the messenger or of `on_outcome` ends it: nothing is served half."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._fabric.event_fd, self._wake.set)
+        event_fd = self._fabric.event_fd  # kept: a fabric that was closed meanwhile has none to take out of the loop
+        loop.add_reader(event_fd, self._wake.set)
         try:
             while True:
                 self._wake.clear()
@@ -64,12 +66,14 @@ class Pump(Generic[Outcome]):
                     async with asyncio.timeout(None if due is None else max(0.0, due - self._clock())):
                         await self._wake.wait()
         finally:
-            loop.remove_reader(self._fabric.event_fd)
+            loop.remove_reader(event_fd)
             for peer in list(self._pidfds):
                 self._unwatch(peer)
 
     def turn(self) -> None:
-        """One pass: what the fabric told, what is due, what came of it."""
+        """One pass: who has exited, what the fabric told, what is due, what came of it."""
+        while self._exited:
+            self._messenger.peer_exited(self._exited.pop(), self._clock())
         self._messenger.handle(self._fabric.drain_events(), self._clock())
         self._messenger.advance(self._clock())
         for outcome in self._messenger.drain_outcomes():
@@ -82,14 +86,15 @@ class Pump(Generic[Outcome]):
             return
         pidfd = ready.process.try_open()
         if pidfd is None:
-            self._exited(ready.peer)
+            self._on_exit(ready.peer)
             return
         self._pidfds[ready.peer] = pidfd
-        asyncio.get_running_loop().add_reader(pidfd, self._exited, ready.peer)
+        asyncio.get_running_loop().add_reader(pidfd, self._on_exit, ready.peer)
 
-    def _exited(self, peer: PeerId) -> None:
+    def _on_exit(self, peer: PeerId) -> None:
+        """Left to the next turn: an error of the messenger in a callback of the loop would end nothing."""
         self._unwatch(peer)
-        self._messenger.peer_exited(peer, self._clock())
+        self._exited.append(peer)
         self._wake.set()
 
     def _unwatch(self, peer: PeerId) -> None:

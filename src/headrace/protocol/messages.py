@@ -19,6 +19,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Uuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Imm32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Ticks = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # 31 bits of clock ticks are 248 days of uptime
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -62,7 +63,7 @@ class Hello(Message, frozen=True, kw_only=True):
     descriptor: bytes  # empty in a prefiller's answer: nobody writes there
     host: str  # equal where pids mean the same
     pid: Positive
-    started: Count  # tells this process from the next one with its pid
+    started: Ticks  # tells this process from the next one with its pid
 
 
 class HelloRefused(Message, frozen=True, kw_only=True):
@@ -168,5 +169,5 @@ def decode(wire: bytes) -> AnyMessage:
     """Raises ProtocolFault naming the field when `wire` is no message of this version."""
     try:
         return _DECODER.decode(wire)
-    except msgspec.DecodeError as fault:
+    except (msgspec.DecodeError, RecursionError) as fault:  # the latter: 100 KB of nested arrays in an unknown field
         raise ProtocolFault(f"not a headrace message: {fault}") from fault

@@ -79,9 +79,16 @@ void Owner::connect(std::uint64_t peer, const Descriptor& descriptor) {
       throw InputError("descriptor.addressing", std::string("this provider writes by ") +
                                                     (traits_.virtual_addressing ? "virtual address" : "offset"));
     if (descriptor.length == 0) throw InputError("descriptor.length", "must be at least 1 byte");
+    // A Hello overtaken by the next one must not bring back a revoked key.
+    if (connected.target && descriptor.generation < connected.target->generation)
+      throw InputError("descriptor", "generation " + std::to_string(descriptor.generation) + " is older than the " +
+                                         std::to_string(connected.target->generation) + " in use");
     for (const auto& [id, transfer] : std::map(transfers_.begin(), transfers_.end()))
       if (transfer->peer == peer) give_up(transfer);
-    connected.target = Target{.base = descriptor.base, .length = descriptor.length, .key = descriptor.key};
+    connected.target = Target{.base = descriptor.base,
+                              .length = descriptor.length,
+                              .key = descriptor.key,
+                              .generation = descriptor.generation};
   });
 }
 

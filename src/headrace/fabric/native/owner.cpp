@@ -94,6 +94,13 @@ std::vector<Event> Owner::drain() {
   std::vector<std::uint64_t> told;
   for (const Event& event : events)
     if (const auto* done = std::get_if<TransferDone>(&event)) told.push_back(done->transfer);
+  {
+    const std::lock_guard guard(mutex_);
+    if (failure_) {  // what was told before the owner failed is still told, then the failure
+      if (events.empty()) std::rethrow_exception(failure_);
+      return events;
+    }
+  }
   // Their ids end here. No answer is needed: commands run in order, so later calls find them gone.
   if (!told.empty()) push([this, told] { forget(told); });
   return events;

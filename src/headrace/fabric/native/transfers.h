@@ -23,6 +23,7 @@ struct Target {  // the peer's memory, as its descriptor told
   std::uint64_t base = 0;
   std::uint64_t length = 0;
   std::uint64_t key = 0;
+  std::uint32_t generation = 0;
 };
 
 struct LastWrite {

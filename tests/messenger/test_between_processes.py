@@ -1,0 +1,325 @@
+"""Real processes over tcp: a prefiller that runs a tiny Llama, and the decoder that goes on from its KV."""
+
+import os
+import random
+import select
+import signal
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from kv_world import DecoderProcess, Request, Site, TcpSite
+from prefiller_process import FINGERPRINT, GIL_HELD_S, Prefiller, llama_layout
+from tiny_llama import LLAMA_KV, TinyLlama
+
+from headrace.fabric.interface import PeerId, Reached
+from headrace.kvcache.pool import layer_views
+from headrace.messenger.decoder import DecoderOptions
+from headrace.messenger.outcomes import PeerReady, Ready, TicketFailed
+
+PAGE, CHUNK = LLAMA_KV.page_size, 16
+LENGTHS = [2, PAGE - 1, PAGE, PAGE + 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 3]
+
+
+@pytest.fixture(scope="module")
+def model() -> TinyLlama:
+    torch.set_num_threads(1)
+    return TinyLlama()
+
+
+@pytest.fixture(scope="module")
+def prefiller() -> Iterator[Prefiller]:
+    with Prefiller(chunk_tokens=CHUNK) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def helper() -> Iterator[Prefiller]:
+    with Prefiller(chunk_tokens=CHUNK) as process:
+        yield process
+
+
+@pytest.fixture
+def site() -> Iterator[TcpSite]:
+    made = TcpSite()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def decoder(site: TcpSite) -> DecoderProcess:
+    return make_decoder(site)
+
+
+def make_decoder(site: Site, *, num_pages: int = 200, patience_s: float = 2.0) -> DecoderProcess:
+    options = DecoderOptions(patience_s=patience_s)
+    return DecoderProcess(site, llama_layout(num_pages), options=options, fingerprint=FINGERPRINT)
+
+
+def meet(decoder: DecoderProcess, prefiller: Prefiller) -> PeerId:
+    peer = decoder.messenger.greet(prefiller.address, time.monotonic())
+    decoder.site.wait_for(lambda: decoder.messenger.is_ready(peer), decoder)
+    return peer
+
+
+def prompt(num_tokens: int, *, seed: int = 0) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(512), k=num_tokens))
+
+
+NAMES = iter(range(10**9))
+
+
+def ask(
+    decoder: DecoderProcess, prefiller: Prefiller, peer: PeerId, token_ids: Sequence[int], *, remaining_s: float = 30.0
+) -> Request:
+    """Open a ticket; nothing is waited for."""
+    request = decoder.reserve(f"r{next(NAMES)}", tuple(token_ids))
+    assert request is not None, f"{decoder.pool!r}"
+    lease = prefiller.ask("lease", request_id=request.request_id, num_tokens=len(token_ids))["lease"]
+    assert decoder.open(request, peer, lease, remaining_s=remaining_s) is not None
+    return request
+
+
+def answer_of(decoder: DecoderProcess, request: Request) -> Ready | TicketFailed:
+    decoder.site.wait_for(lambda: bool(request.answers), decoder)
+    [answer] = request.answers
+    return answer
+
+
+def ready(decoder: DecoderProcess, request: Request) -> Ready:
+    answer = answer_of(decoder, request)
+    assert isinstance(answer, Ready), answer
+    return answer
+
+
+def first_token(model: TinyLlama, decoder: DecoderProcess, request: Request) -> torch.Tensor:
+    """Logits of the first decode query, from the KV that came."""
+    memory = decoder.site.memories[decoder.fabric.address]  # type: ignore[attr-defined]
+    n = len(request.token_ids)
+    views = layer_views(memory, decoder.model.layout)
+    return model.forward(request.token_ids[-1:], n - 1, request.reservation.pages, views)
+
+
+def computed_alone(model: TinyLlama, token_ids: Sequence[int]) -> torch.Tensor:
+    """The same logits by one forward pass with nobody else's help."""
+    num_pages = -(-len(token_ids) // PAGE)
+    shape = (num_pages, LLAMA_KV.num_kv_heads, 2, PAGE, LLAMA_KV.head_dim)
+    views = [torch.zeros(shape) for _ in range(LLAMA_KV.num_layers)]
+    return model.forward(token_ids, 0, range(num_pages), views)
+
+
+def check_text(model: TinyLlama, decoder: DecoderProcess, request: Request) -> None:
+    torch.testing.assert_close(
+        first_token(model, decoder, request), computed_alone(model, request.token_ids), rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_first_token_is_the_one_of_an_undivided_model(
+    length: int, model: TinyLlama, prefiller: Prefiller, decoder: DecoderProcess
+) -> None:
+    peer = meet(decoder, prefiller)
+    request = ask(decoder, prefiller, peer, prompt(length, seed=length))
+    assert ready(decoder, request).cached_len == 0
+    check_text(model, decoder, request)
+    decoder.pool.look()  # nothing landed in any page that the request does not hold
+    decoder.finish(request)
+
+
+@pytest.mark.parametrize("prefiller_has", [0, PAGE, 4 * PAGE])
+@pytest.mark.parametrize("decoder_has", [0, PAGE, 3 * PAGE])
+@pytest.mark.parametrize("length", [4 * PAGE, 4 * PAGE + 1, 5 * CHUNK])
+def test_the_first_token_is_right_with_hits_on_either_side(
+    length: int,
+    decoder_has: int,
+    prefiller_has: int,
+    model: TinyLlama,
+    prefiller: Prefiller,
+    helper: Prefiller,
+    decoder: DecoderProcess,
+) -> None:
+    token_ids = prompt(length, seed=1000 + length + decoder_has * 7 + prefiller_has * 3001)
+    if decoder_has:  # from elsewhere, so that the prefiller has none of it
+        request = ask(decoder, helper, meet(decoder, helper), token_ids[: decoder_has + 1])
+        ready(decoder, request)
+        decoder.finish(request)
+    if prefiller_has:
+        other = make_decoder(decoder.site)
+        ready(other, ask(other, prefiller, meet(other, prefiller), token_ids[: prefiller_has + 1]))
+    request = ask(decoder, prefiller, meet(decoder, prefiller), token_ids)
+    most = (length - 1) // PAGE * PAGE
+    assert ready(decoder, request).cached_len == min(max(decoder_has, prefiller_has), most)
+    check_text(model, decoder, request)
+    decoder.pool.look()
+
+
+def flip_a_bit(pages: np.ndarray, table: Sequence[int]) -> None:
+    pages[2, table[3], 1, 0, 5, 9] ^= 1
+
+
+def swap_two_pages(pages: np.ndarray, table: Sequence[int]) -> None:
+    pages[:, [table[1], table[2]]] = pages[:, [table[2], table[1]]]
+
+
+def lose_a_layer(pages: np.ndarray, table: Sequence[int]) -> None:
+    pages[1, table[4]] = 0xEE
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, swap_two_pages, lose_a_layer])
+def test_damage_between_the_last_arrival_and_the_first_use_is_caught(
+    damage: object, prefiller: Prefiller, decoder: DecoderProcess
+) -> None:
+    peer = meet(decoder, prefiller)
+    request = ask(decoder, prefiller, peer, prompt(60, seed=77))
+    events, now = [], time.monotonic()
+    while not any(isinstance(event, Reached) for event in events):
+        select.select([decoder.fabric.event_fd], [], [], 1.0)
+        events += decoder.fabric.drain_events()
+    damage(decoder.model.pages(decoder.memory), request.reservation.pages)  # type: ignore[operator]
+    decoder.messenger.handle(events, now)
+    answer = answer_of(decoder, request)
+    assert isinstance(answer, TicketFailed)
+    assert answer.reason == "corrupt"
+
+
+def test_a_step_that_fails_in_the_middle_sends_nothing_that_was_not_computed(
+    model: TinyLlama, site: TcpSite, decoder: DecoderProcess
+) -> None:
+    with Prefiller(chunk_tokens=CHUNK) as prefiller:
+        peer = meet(decoder, prefiller)
+        prefiller.ask("faults", fail_at_layer=2)
+        request = ask(decoder, prefiller, peer, prompt(CHUNK + 1, seed=5))
+        answer = answer_of(decoder, request)
+        assert isinstance(answer, TicketFailed)
+        assert answer.reason == "failed"
+        assert answer.text.startswith("layer 2")
+        site.wait_for(lambda: decoder.messenger.statistics().num_open == 0, decoder)
+        assert prefiller.ask("statistics")["num_writes_posted"] == 2 * (CHUNK // PAGE)  # layers 0 and 1
+        prefiller.ask("faults")
+        again = ask(decoder, prefiller, peer, request.token_ids)
+        ready(decoder, again)
+        check_text(model, decoder, again)
+
+
+@pytest.mark.timing
+def test_a_model_thread_that_holds_the_gil_does_not_delay_its_layers_bytes(
+    site: TcpSite, decoder: DecoderProcess
+) -> None:
+    """The prefiller's interpreter stands still for 200 ms after raising the counter for layer 1 of one chunk; the
+    bytes of that layer land in the decoder meanwhile. CLOCK_MONOTONIC is one clock for both processes."""
+    with Prefiller(chunk_tokens=CHUNK) as prefiller:
+        peer = meet(decoder, prefiller)
+        ready(decoder, ask(decoder, prefiller, peer, prompt(CHUNK + 1, seed=8)))  # everything is warm
+        delays = []
+        for attempt in range(5):
+            prefiller.ask("faults", hold_gil_at_layer=1)
+            request = ask(decoder, prefiller, peer, prompt(CHUNK + 1, seed=100 + attempt))
+            page = decoder.model.pages(decoder.memory)[1, request.reservation.pages[1]]
+            while (page[-1, -1, -1] == 0xEE).all():
+                time.sleep(0.0005)
+            landed_ns = time.monotonic_ns()
+            delays.append((landed_ns - prefiller.ask("raised")["raised_ns"]) / 1e9)
+            prefiller.ask("faults")
+            decoder.finish_when_answered(request)
+        assert sorted(delays)[len(delays) // 2] < 0.01 < GIL_HELD_S, delays
+
+
+def exits(decoder: DecoderProcess) -> int:
+    """The pidfd of the process that said Hello last."""
+    hello = [outcome for outcome in decoder.outcomes if isinstance(outcome, PeerReady)][-1]
+    pidfd = hello.process.try_open()
+    assert pidfd is not None
+    return pidfd
+
+
+def test_a_killed_prefiller_writes_into_nobodys_page(site: TcpSite, decoder: DecoderProcess) -> None:
+    for round_number in range(5):
+        with Prefiller(chunk_tokens=CHUNK) as prefiller:
+            peer = meet(decoder, prefiller)
+            pidfd = exits(decoder)
+            prefiller.ask("faults", layer_s=0.002)
+            requests = [ask(decoder, prefiller, peer, prompt(90, seed=10 * round_number + i)) for i in range(4)]
+            end = time.monotonic() + 0.01 + 0.03 * round_number
+            site.wait_for(lambda end=end: time.monotonic() > end, decoder)
+            os.kill(prefiller.process.pid, signal.SIGKILL)
+            assert select.select([pidfd], [], [], 5.0)[0], "the exit is told"
+            os.close(pidfd)
+            decoder.messenger.peer_exited(peer, time.monotonic())
+            for request in requests:
+                answer = answer_of(decoder, request)
+                assert isinstance(answer, Ready) or answer.reason == "peer_lost"
+                decoder.finish(request)
+            assert_nothing_lands(site, decoder)
+
+
+def assert_nothing_lands(site: TcpSite, decoder: DecoderProcess, seconds: float = 0.3) -> None:
+    """Every page is free or cached, and stays as it is."""
+    pages = decoder.pool.statistics()
+    assert (pages.num_held, pages.num_quarantined) == (0, 0), pages
+    end = time.monotonic() + seconds
+    site.wait_for(lambda: time.monotonic() > end, decoder)
+    decoder.pool.look()
+    decoder.messenger.check()
+
+
+def test_a_stopped_prefiller_that_wakes_up_writes_into_nobodys_page(
+    model: TinyLlama, site: TcpSite, prefiller: Prefiller
+) -> None:
+    """It is stopped with writes under way, revoked when its patience is over, its pages are used by another's
+    tickets; then it goes on. No byte and no foreign counter moves, and it is a healthy peer again afterwards."""
+    decoder = make_decoder(site, num_pages=48, patience_s=0.2)
+    with Prefiller(chunk_tokens=CHUNK) as sleeper:
+        peer, other = meet(decoder, sleeper), meet(decoder, prefiller)
+        for round_number in range(4):
+            sleeper.ask("faults", layer_s=0.002)
+            victim = ask(decoder, sleeper, peer, prompt(120, seed=500 + round_number))
+            end = time.monotonic() + 0.02 + 0.01 * round_number
+            site.wait_for(lambda end=end: time.monotonic() > end, decoder)
+            os.kill(sleeper.process.pid, signal.SIGSTOP)
+            try:
+                if not victim.answers:
+                    assert victim.imm is not None
+                    decoder.messenger.cancel(victim.imm, time.monotonic())
+                    answer_of(decoder, victim)
+                site.wait_for(lambda: decoder.messenger.statistics().num_open == 0, decoder)
+                decoder.finish(victim)
+                requests = [ask(decoder, prefiller, other, prompt(100, seed=900 + 10 * round_number + i)) for i in (1, 2)]
+                for request in requests:  # into the pages and slots that were the sleeper's
+                    ready(decoder, request)
+            finally:
+                os.kill(sleeper.process.pid, signal.SIGCONT)
+            site.wait_for(lambda: decoder.messenger.is_ready(peer), decoder)
+            end = time.monotonic() + 0.2
+            site.wait_for(lambda end=end: time.monotonic() > end, decoder)
+            for request in requests:
+                check_text(model, decoder, request)
+                decoder.finish(request)
+            assert_nothing_lands(site, decoder, 0.05)
+        sleeper.ask("faults")
+        request = ask(decoder, sleeper, peer, prompt(50, seed=3))
+        ready(decoder, request)
+        check_text(model, decoder, request)
+
+
+def test_cancelled_tickets_give_their_pages_back_when_the_last_byte_has_landed(
+    site: TcpSite, prefiller: Prefiller, decoder: DecoderProcess
+) -> None:
+    peer = meet(decoder, prefiller)
+    prefiller.ask("faults", layer_s=0.001)
+    rng = random.Random(4)
+    for round_number in range(25):
+        request = ask(decoder, prefiller, peer, prompt(100, seed=2000 + round_number))
+        end = time.monotonic() + rng.random() * 0.05
+        site.wait_for(lambda end=end: time.monotonic() > end, decoder)
+        assert request.imm is not None
+        decoder.messenger.cancel(request.imm, time.monotonic())
+        answer_of(decoder, request)
+        decoder.finish(request)
+    site.wait_for(lambda: decoder.messenger.statistics().num_open == 0, decoder)
+    prefiller.ask("faults")
+    assert_nothing_lands(site, decoder)
+    statistics = decoder.messenger.statistics()
+    assert statistics.num_revokes == 0, "a cancel of a healthy prefiller never needs a revoke"
+    assert statistics.num_failed.get("cancelled", 0) >= 10
