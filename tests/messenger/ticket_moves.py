@@ -68,9 +68,9 @@ def ticket_moves(w: World, i: int) -> Iterator[Move]:
         yield ("Surplus taken", i), True, partial(take_surplus, i=i)
     if ticket.digests:
         yield ("digests compared", i), True, partial(take_digests, i=i)
-    if ticket.lost_timer:
+    if ticket.lost_timer and w.settings.timers:
         yield ("lost timer", i), True, partial(fire, i=i, timer="lost_timer", event=DecoderEvent.LOST_TIMER)
-    if ticket.patience and w.settings.patience:
+    if ticket.patience and w.settings.timers:
         yield ("patience", i), True, partial(fire, i=i, timer="patience", event=DecoderEvent.PATIENCE)
 
 
@@ -320,7 +320,7 @@ def wire_moves(w: World) -> Iterator[Move]:
                 yield ("lands by half", i, write), True, partial(become, i=i, old=write, new="h" + writer)
             elif where == "h":
                 yield ("lands", i, write), True, partial(land, i=i, write=write)
-            elif where == "v" and ticket.target is not None:
+            elif where == "v" and w.counted_by(i):
                 yield ("voided imm arrives", i, write), False, partial(arrive_void, i=i, write=write)
             if where in "fh" and w.prefiller == "dead":
                 yield ("dies with its writer", i, write), False, partial(become, i=i, old=write, new="x" + writer)

@@ -45,7 +45,7 @@ class Settings:
     faults: frozenset[str] = frozenset()
     cancelled: frozenset[int] = frozenset({0, 1})  # tickets whose users may abort, or whose deadlines may pass
     leases: bool = True  # False: always granted, and nobody looks whether they end
-    patience: bool = True
+    timers: bool = True  # False: neither the lost timer nor anybody's patience runs out
     restart: bool = False  # a decoder that died comes back, at the same address
     decoder: DecoderTable = field(default_factory=lambda: life.DECODER)
     prefiller: PrefillerTable = field(default_factory=lambda: life.PREFILLER)
@@ -117,11 +117,11 @@ class Ticket:
     def is_open(self) -> bool:
         return self.near not in ("WAITING", "CLOSED")
 
-    def forget(self) -> None:
+    def forget(self, inert: str) -> None:
         """What can no longer matter; or else every past would make a world of its own."""
         if self.near == "CLOSED" and self.target is None and self.answer == "failed":
             self.known, self.bad = None, False
-            self.writes = tuple(sorted("x" + write[1] if write[0] in "lvw" else write for write in self.writes))
+            self.writes = tuple(sorted("x" + write[1] if write[0] in inert else write for write in self.writes))
         if self.job == "left" and self.list != "open":
             self.step = self.ready = 0
         if self.far == "DONE" and self.done:
@@ -162,8 +162,9 @@ class World:
         self.broken = ""
 
     def freeze(self) -> Key:
+        inert = "lvw" if self.settings.next_generation else "lw"
         for ticket in self.tickets:
-            ticket.forget()
+            ticket.forget(inert)
         closed = [i for i, ticket in enumerate(self.tickets) if ticket.near == "CLOSED"]
         if closed and self.net:  # the decoder looks tickets up: it drops what comes for a closed one
             self.net = tuple(m for m in self.net if m[1] not in closed or m[0] in TO_PREFILLER)
@@ -208,14 +209,17 @@ class World:
 
     def arrive(self, i: int) -> None:
         """The imm of one write of ticket i."""
-        for j, ticket in enumerate(self.tickets):
-            same_imm = i == j or not self.settings.next_generation
-            if not same_imm or ticket.target is None or not self.lives(ticket):
-                continue
+        for j in self.counted_by(i):
+            ticket = self.tickets[j]
             ticket.arrivals += 1
             if i != j:
                 self.broken = "a foreign counter moved"
             self.count(ticket)
+
+    def counted_by(self, i: int) -> list[int]:
+        """The armed counters that an imm of ticket i moves: its own, unless imms are used again."""
+        candidates = (i,) if self.settings.next_generation else range(len(self.tickets))
+        return [j for j in candidates if self.tickets[j].target is not None and self.lives(self.tickets[j])]
 
     def count(self, ticket: Ticket) -> None:
         if ticket.arrivals == ticket.target:

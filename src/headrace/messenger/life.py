@@ -169,7 +169,6 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
             E.DIGESTS_EQUAL: ready,
             E.DIGESTS_DIFFER: wrong,
             E.CANCEL: failed,  # all that can be posted has landed: nothing to tell, nothing to wait for
-            E.REFUSED: Move(S.VERIFYING, (F.REVOKE_PEER,)),
             E.CONTRADICTED: Move(S.VERIFYING, (F.REVOKE_PEER,)),
             E.REVOKED: failed,
         },
@@ -198,7 +197,8 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
         S.VERIFYING: (
             E.OPENED,
             E.REACHED,
-            E.TOLD,  # not reached: `told` knows num_posted from Reached on
+            E.REFUSED,  # this and TOLD would be CONTRADICTED: num_posted is known from Reached on
+            E.TOLD,
             E.TOLD_AGAIN,
             E.CLOSED_TOLD,
             E.LOST_TIMER,
@@ -244,7 +244,6 @@ def _prefiller_table() -> Mapping[tuple[PrefillerState, PrefillerEvent], Prefill
         },
         S.SENDING: {
             E.CANCEL: Move(S.DRAINING, (F.CLOSE_LIST, F.SEND_CANCEL_ACK)),
-            E.STEP_FAILED: Move(S.DRAINING, (F.CLOSE_LIST, F.SEND_FAILED)),
             E.DEADLINE: Move(S.DRAINING, (F.CLOSE_LIST, F.SEND_FAILED)),
             E.NEWER_EPOCH: Move(S.DRAINING, (F.CLOSE_LIST,)),
             E.LIST_DONE: Move(S.DONE, (F.RELEASE_SOURCE, F.SEND_CLOSED)),
@@ -286,7 +285,7 @@ def _prefiller_table() -> Mapping[tuple[PrefillerState, PrefillerEvent], Prefill
             E.TARGET_EXITED,
         ),
         S.OPEN: starts,
-        S.SENDING: (*starts, E.ENGINE_LEFT),
+        S.SENDING: (*starts, E.STEP_FAILED, E.ENGINE_LEFT),
         S.ENDED: (*starts, E.STEP_FAILED, E.DEADLINE, E.NEWER_EPOCH),
         S.DRAINING: (*starts, E.STEP_FAILED, E.DEADLINE, E.NEWER_EPOCH, E.ENGINE_LEFT),
         S.SETTLED: (

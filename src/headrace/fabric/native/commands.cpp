@@ -65,7 +65,9 @@ void Owner::revoke(std::uint64_t peer) {
 
 void Owner::withdraw(Peer& peer) {
   if (peer.alias.data() == nullptr) return;
-  // Key first, so that no new header passes; then the memory, so that the rest of a write already begun misses it.
+  // A later write with the dead key breaks the connection (tcp, libfabric 1.17): messages under way to and from that
+  // peer may be lost with it, most of them told as SendFailed; the next post connects again. Key first, so that no new
+  // header passes; then the memory, so that the rest of a write already begun misses it.
   const long rc = peer.access.region ? fi_close(&peer.access.region.release()->fid) : 0;
   peer.alias.detach();
   detached_.push_back(std::exchange(peer.alias, Mapping()));

@@ -1,0 +1,102 @@
+"""Ten thousand random histories end with every page free or rightly held, no ticket open, every request answered once.
+
+`history` moves and checks; the seeds here are the whole input. The mutations show that the check sees what it is for.
+"""
+
+from collections import Counter
+from types import MappingProxyType
+
+import pytest
+from history import run_history
+
+from headrace.messenger import decoder, prefiller
+from headrace.messenger.life import (
+    DECODER,
+    PREFILLER,
+    DecoderEffect,
+    DecoderEvent,
+    DecoderState,
+    Move,
+    PrefillerEffect,
+    PrefillerEvent,
+    PrefillerState,
+)
+
+NUM_HISTORIES, BLOCK = 10_000, 250
+
+
+@pytest.mark.parametrize("block", range(NUM_HISTORIES // BLOCK))
+def test_every_history_ends_with_everything_given_back_and_everybody_answered(block: int) -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        for process in run_history(seed).decoders:
+            statistics = process.messenger.statistics()
+            outcomes.update(statistics.num_failed, ready=statistics.num_ready)
+    # What a block must have seen, or it has shown nothing.
+    assert outcomes["ready"] > BLOCK / 2
+    assert all(outcomes[reason] for reason in ("cancelled", "deadline", "refused", "failed", "peer_lost", "revoked"))
+
+
+D, P = DecoderState, PrefillerState
+MUTATIONS = {
+    "pages are freed when the cancel is sent": (
+        "decoder",
+        {(D.OPEN, DecoderEvent.CANCEL): (D.CLOSED, "SEND_CANCEL FREE_PAGES CLOSE ANSWER_FAILED")},
+    ),
+    "pages are freed when the prefiller says that it failed": (
+        "decoder",
+        {(D.OPEN, DecoderEvent.TOLD): (D.CLOSED, "FREE_PAGES CLOSE ANSWER_FAILED")},
+    ),
+    "a refusal does not end the ticket": (
+        "decoder",
+        {(D.OPEN, DecoderEvent.REFUSED): (D.OPEN, "ANSWER_FAILED")},
+    ),
+    "a lost write is waited for": (
+        "decoder",
+        {(D.DRAINING, DecoderEvent.PATIENCE): (D.DRAINING, "")},
+    ),
+    "digests are taken for granted": (
+        "decoder",
+        {(D.VERIFYING, DecoderEvent.DIGESTS_DIFFER): (D.CLOSED, "KEEP_PAGES CLOSE ANSWER_READY")},
+    ),
+    "a cancel while verifying is forgotten": (
+        "decoder",
+        {(D.VERIFYING, DecoderEvent.CANCEL): (D.VERIFYING, "FREE_PAGES")},
+    ),
+    "a failed step does not end the job": (
+        "prefiller",
+        {(P.OPEN, PrefillerEvent.STEP_FAILED): (P.OPEN, "")},
+    ),
+    "source pages are released when the list is closed": (
+        "prefiller",
+        {(P.ENDED, PrefillerEvent.ENGINE_LEFT): (P.DONE, "RELEASE_SOURCE")},
+    ),
+    "a lease survives a cancel": (
+        "prefiller",
+        {(P.OPEN, PrefillerEvent.CANCEL): (P.ENDED, "CLOSE_LIST DROP_JOB SEND_CANCEL_ACK")},
+    ),
+    "a second copy of a Prefill is run": (
+        "prefiller",
+        {(P.OPEN, PrefillerEvent.PREFILL_STALE): (P.OPEN, "OPEN_LIST")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    side, changes = MUTATIONS[name]
+    effects = DecoderEffect if side == "decoder" else PrefillerEffect
+    moves = {
+        key: Move(state, tuple(effects[effect] for effect in words.split()))
+        for key, (state, words) in changes.items()
+    }
+    if side == "decoder":
+        monkeypatch.setattr(decoder, "DECODER", MappingProxyType({**DECODER, **moves}))
+    else:
+        monkeypatch.setattr(prefiller, "PREFILLER", MappingProxyType({**PREFILLER, **moves}))
+    for seed in range(600):
+        try:
+            run_history(seed)
+        except Exception:  # noqa: BLE001 - however it shows
+            return
+    pytest.fail("600 histories saw nothing of it")
