@@ -1,5 +1,5 @@
-"""A reader process for the native fabric's tests: one endpoint over one poisoned memory, told what to do by lines on
-stdin, answering each with one line on stdout. `ReaderProcess` is the test's side of it."""
+"""An endpoint in a process of its own for the native fabric's tests, over one poisoned memory: told what to do by lines
+on stdin, answering each with one line on stdout. `ReaderProcess` is the test's side of it; it can write, too."""
 
 import mmap
 import os
@@ -10,9 +10,20 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import xxhash
 
-from headrace.fabric.interface import Event, Imm, MessageReceived, PeerId, Reached
+from headrace.fabric.interface import (
+    Descriptor,
+    Event,
+    Imm,
+    MessageReceived,
+    Pages,
+    PageWrites,
+    PeerId,
+    Reached,
+    TransferDone,
+)
 from headrace.fabric.native import NativeFabric
 
 LENGTH = 32 << 20
@@ -23,12 +34,12 @@ DEADLINE_S = 20.0
 class _Reader:
     """Each method is one verb; its parameters and its answer are words."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self._fd = os.memfd_create("headrace-reader")
         os.ftruncate(self._fd, LENGTH)
         self._memory = mmap.mmap(self._fd, LENGTH)
         self._memory[:] = POISON * LENGTH
-        self._fabric = NativeFabric(self._fd, LENGTH)
+        self._fabric = NativeFabric(self._fd, LENGTH, port=port)
         self._peers: dict[str, PeerId] = {}
         self._events: list[Event] = []
 
@@ -47,6 +58,34 @@ class _Reader:
     def remove(self, address: str) -> str:
         self._fabric.remove_peer(self._peers.pop(address))
         return "removed"
+
+    def connect(self, address: str, descriptor: str) -> str:
+        if address not in self._peers:
+            self._peers[address] = self._fabric.add_peer(bytes.fromhex(address))
+        self._fabric.connect(self._peers[address], Descriptor.decode(bytes.fromhex(descriptor)))
+        return "connected"
+
+    def fill(self, byte: str) -> str:
+        self._memory[:] = bytes([int(byte)]) * LENGTH
+        return "filled"
+
+    def write(self, address: str, imm: str, num_pages: str, page_bytes: str) -> str:
+        """Pages 0.. of ours to the same pages there; nothing is waited for."""
+        places = Pages(
+            offset=0, layer_stride=0, page_stride=int(page_bytes), indices=np.arange(int(num_pages), dtype=np.int64)
+        )
+        writes = PageWrites(
+            src=places, dst=places, positions=places.indices, layer_begin=0, layer_end=1, length=int(page_bytes)
+        )
+        transfer = self._fabric.open_transfer(self._peers[address], Imm(int(imm)))
+        self._fabric.submit_pages(transfer, writes)
+        self._fabric.submit_last(transfer)
+        return str(transfer)
+
+    def done(self, transfer: str) -> str:
+        event = self._wait(lambda event: isinstance(event, TransferDone) and event.transfer == int(transfer))
+        assert isinstance(event, TransferDone)
+        return f"{event.num_posted} {event.num_failed}"
 
     def poison(self) -> str:
         self._memory[:] = POISON * LENGTH
@@ -94,9 +133,15 @@ class _Reader:
 class ReaderProcess:
     """Starts a reader; ends it, however it is by then, on leaving the context."""
 
+    def __init__(self, port: int = 0) -> None:
+        self._port = port
+
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-X", "faulthandler", __file__, str(self._port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         return self
 
@@ -119,7 +164,7 @@ class ReaderProcess:
 
 
 def _serve() -> None:
-    reader = _Reader()
+    reader = _Reader(int(sys.argv[1]))
     for line in sys.stdin:
         verb, *arguments = line.split()
         print(getattr(reader, verb)(*arguments), flush=True)

@@ -4,13 +4,14 @@
 rules: what a messenger does about a peer that breaks them can only be seen with a peer that does.
 """
 
+from collections import Counter
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 from kv_world import LoopbackSite
 
-from headrace.fabric.interface import Descriptor, Imm, LastWrite, MessageReceived, PeerId, TransferId
+from headrace.fabric.interface import Descriptor, Imm, LastWrite, MessageReceived, PeerId, Surplus, TransferId
 from headrace.kvcache.layout import PoolLayout
 from headrace.messenger.aux import DIGESTS_AT, AuxHeader, aux_bytes
 from headrace.messenger.hello import Identity, Role
@@ -35,18 +36,26 @@ class Puppet:
             process=ProcessName(host="loopback", pid=1 + site.rng.getrandbits(20), started=0),
         )
         self.inbox: list[AnyMessage] = []
+        self.arrived: Counter[int] = Counter()  # writes, by imm: a puppet arms nothing, so all are surplus
 
     def say(self, peer: PeerId, message: AnyMessage | bytes) -> None:
         self.fabric.send(peer, message if isinstance(message, bytes) else encode(message))
 
+    def listen(self) -> None:
+        for event in self.fabric.drain_events():
+            if isinstance(event, MessageReceived):
+                self.inbox.append(decode(event.message))
+            elif isinstance(event, Surplus):
+                self.arrived[event.imm] += 1
+
     def heard(self, kind: type[M]) -> list[M]:
         """Every message of this kind so far, in order of arrival."""
-        self.inbox += [decode(e.message) for e in self.fabric.drain_events() if isinstance(e, MessageReceived)]
+        self.listen()
         return [message for message in self.inbox if isinstance(message, kind)]
 
 
 class PuppetDecoder(Puppet):
-    """Greets one prefiller; its pages are never armed, so every write that lands is counted in `num_arrivals`."""
+    """Greets one prefiller and asks it for pages."""
 
     def __init__(self, site: LoopbackSite, layout: PoolLayout, prefiller_address: bytes) -> None:
         super().__init__(site, layout, role="decoder")
@@ -86,9 +95,9 @@ class PuppetDecoder(Puppet):
     def cancel(self, ticket: Ticket) -> None:
         self.say(self.peer, Cancel(sender=self.identity.uuid, ticket=ticket))
 
-    @property
-    def num_arrivals(self) -> int:
-        return self.fabric.statistics().num_arrivals
+    def num_arrivals(self, ticket: Ticket) -> int:
+        self.listen()
+        return self.arrived[ticket.imm]
 
 
 class PuppetPrefiller(Puppet):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
 from ticket_moves import Label, enabled
 from ticket_world import Key, Settings, Ticket, World
 

@@ -8,10 +8,10 @@ up, the imm of a voided write. Nothing may depend on those.
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from ticket_world import TO_PREFILLER, Message, World
+
 from headrace.messenger import life
 from headrace.messenger.life import DecoderEvent, PrefillerEvent
-
-from ticket_world import TO_PREFILLER, Message, World
 
 Label = tuple[object, ...]
 Move = tuple[Label, bool, Callable[[World], None]]
@@ -52,7 +52,7 @@ def decoder_moves(w: World) -> Iterator[Move]:
     for message in dict.fromkeys(w.net):
         if message[0] not in TO_PREFILLER:
             yield ("decoder takes", *message), True, partial(take_at_decoder, message=message)
-    if w.prefiller != "alive" and any(t.is_open and w.lives(t) for t in w.tickets):
+    if w.prefiller != "alive" and any(t.is_open and t.session == w.session for t in w.tickets):
         yield ("heartbeats lost: revoke",), True, World.revoke
 
 
@@ -201,13 +201,14 @@ def take_at_prefiller(w: World, message: Message, no_room: bool = False) -> None
     ticket = w.tickets[i]
     if ticket.process <= w.noticed:
         return  # from a peer that was removed
-    newest = max((j for j, t in enumerate(w.tickets) if t.remembered and t.process == ticket.process), default=-1)
+    is_current = ticket.session == w.prefiller_session
+    newest = max((j for j, t in enumerate(w.tickets) if t.remembered and t.session == ticket.session), default=-1)
     if kind == "Cancel":
-        if ticket.far == "UNSEEN" and newest > i:
-            return  # of an older use of the slot: closed at the decoder long ago
-        decide_far(w, i, PrefillerEvent.CANCEL)
+        is_running = ticket.far not in ("UNSEEN", "DONE")
+        if is_running or (is_current and newest <= i):  # else of an older epoch or use of the slot: over at the decoder
+            decide_far(w, i, PrefillerEvent.CANCEL)
         return
-    is_new = newest < i and ticket.session == w.prefiller_session
+    is_new = is_current and newest < i
     event = life.prefill(is_new=is_new, may_run=ticket.lease == "granted" and not no_room)
     if event is PrefillerEvent.PREFILL:
         ticket.lease = "used"
@@ -309,6 +310,12 @@ def become(w: World, i: int, old: str, new: str) -> None:
     w.tickets[i].move_write(old, new)
 
 
+def fail_write(w: World, i: int, write: str) -> None:
+    become(w, i, write, write[0] + "e")
+    if not w.settings.errors_are_final:
+        post(w, i)
+
+
 # ---- the wire --------------------------------------------------------------------------------------------------
 
 
@@ -390,7 +397,7 @@ def ticket_faults(w: World, i: int) -> Iterator[tuple[str, Label, Callable[[Worl
         if write[0] in "fh":
             yield "write lost", ("lost", i, write), partial(become, i=i, old=write, new="x" + write[1])
         if write[1] == "o" and w.prefiller == "alive":
-            yield "error", ("error", i, write), partial(become, i=i, old=write, new=write[0] + "e")
+            yield "error", ("error", i, write), partial(fail_write, i=i, write=write)
             if write[0] in "fh":
                 yield "error", ("error and lost", i, write), partial(become, i=i, old=write, new="xe")
 

@@ -36,7 +36,7 @@ Rules = dict[tuple[str, str], tuple[str, tuple[str, ...]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Which world: its size, how many faults of which kinds, and (for proofs that the check can fail) what is broken."""
+    """Which world: its size, its faults, and (to prove that the check can fail) what is broken in it."""
 
     num_tickets: int = 1
     expected: int = 3  # writes of one ticket, the aux write included
@@ -51,6 +51,7 @@ class Settings:
     prefiller: PrefillerTable = field(default_factory=lambda: life.PREFILLER)
     revoke_stops_halves: bool = True  # False: only the registration is closed, the alias stays
     fresh_keys: bool = True  # False: a restarted process registers under its predecessor's key
+    errors_are_final: bool = True  # False: a write that completed in error is posted once more
     next_generation: bool = True  # False: a slot comes back with the imm that it had
 
 
@@ -203,7 +204,7 @@ class World:
 
     def lives(self, ticket: Ticket) -> bool:
         """The decoder process that opened the ticket."""
-        return self.decoder_alive and ticket.process == self.process
+        return self.decoder_alive and bool(ticket.process == self.process)
 
     # ---- the fabric ----
 

@@ -76,8 +76,9 @@ class _Events:
 
 
 class NativeFabric:
-    """One endpoint of `provider`, bound to the local address `node` (None: the provider's choice), over the first
-    `length` bytes of the file `memory_fd`.
+    """One endpoint of `provider`, bound to the local address `node` (None: the provider's choice) and `port` (0: a
+    fresh one, as PROTOCOL wants; a fixed one is for sites whose firewall asks for it), over the first `length` bytes
+    of the file `memory_fd`.
 
     The file is mapped here and again for every grant; the descriptor may be closed afterwards. Raises FabricError
     when the provider is missing or cannot do what the fabric needs.
@@ -86,9 +87,9 @@ class NativeFabric:
     raise_layers: _RaiseLayers
 
     def __init__(
-        self, memory_fd: int, length: int, *, provider: str = "tcp;ofi_rxm", node: str | None = "127.0.0.1"
+        self, memory_fd: int, length: int, *, provider: str = "tcp;ofi_rxm", node: str | None = "127.0.0.1", port: int = 0
     ) -> None:
-        self._engine = _native.Engine(memory_fd, length, provider, node)
+        self._engine = _native.Engine(memory_fd, length, provider, node, port)
         self._provider = self._engine.traits.provider
         # The model thread's call, without a Python frame around it.
         self.raise_layers = self._engine.raise_layers

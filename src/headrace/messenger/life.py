@@ -4,21 +4,30 @@ Owns no state and does nothing: the messenger's loop looks a move up, stores the
 effects in order. What a decision hangs on beside the state (counts, generations) is turned into an event by the small
 functions at the end. The tables are total: an event that changes nothing stands in `idle`, so none is forgotten.
 
-                 Reached           digests equal
-    NEW -> OPEN ---------> VERIFYING -----------> CLOSED        the request owns the pages
-             |  \\                 \\ differ, cancelled           the pages are free: everything has landed
-             |   \\ Failed, lost    \\-----------> CLOSED
-      cancel |    \\------> DRAINING -----------> CLOSED         Reached at num_posted, or the peer was revoked
-             |                ^
-             |---> CANCELLING-|  CancelAck
+    decoder                 Reached          digests equal
+        NEW --> OPEN -----------------> VERIFYING ------------> CLOSED    the request owns the pages
+                 |  `--- Failed, lost       `---- differ, -----> CLOSED    the pages are free: everything has landed
+                 | cancel           |              cancel
+                 v       CancelAck  v     Reached at num_posted,
+             CANCELLING ---------> DRAINING ------------------> CLOSED    the pages are free: nothing more can land
+                                           or the peer is revoked
 
-                                    writes completed
-    UNSEEN -> OPEN -> SENDING ----------------------> DONE      OPEN: list open, the engine has the job
-               |         |  cancel, deadline, newer epoch       SENDING: list not done, the engine has left
-               |         '--> DRAINING --------------> DONE     ENDED, DRAINING: the same two, list closed early
-               |--> ENDED ----^ engine left                     SETTLED: list done, the engine has not left
-               |      '--> SETTLED --------------------> DONE   DONE: all given back; num_posted is remembered
-               '----------^ writes completed
+    prefiller               engine left          all written
+        UNSEEN --> OPEN -----------------> SENDING ------------> DONE      a list that was posted whole
+                    |                         |
+                    | cancel, failed step,    | cancel, deadline,
+                    | deadline, newer epoch   | newer epoch
+                    v       engine left       v  all written
+                  ENDED -----------------> DRAINING -----------> DONE      a list that was closed early
+                    |                                             ^
+                    '-----> SETTLED ------------------------------'        all written before the engine left
+                 all written              engine left                      (from OPEN too)
+
+What the tables rely on. `close_transfer`, `fail_step` and `revoke` are done when they return. A batch of fabric
+events is applied with its TransferDone first: CLOSE_LIST must not meet a transfer whose result was drained already.
+A failed step is told as STEP_FAILED, then ENGINE_LEFT. Tickets are looked up by decoder, epoch and imm; what comes for
+one that is not known is dropped, but for Cancel and Prefill at a prefiller: UNSEEN, unless a newer use of the slot is
+remembered. Per slot the newest generation is remembered with its num_posted, which bounds the tombstones.
 """
 
 from collections.abc import Mapping

@@ -31,7 +31,7 @@ std::uint64_t random_key(std::size_t size) {
   return size < sizeof key ? key & ((std::uint64_t{1} << (8 * size)) - 1) : key;
 }
 
-fi_info* ask(const std::string& provider, const std::string& node) {
+fi_info* ask(const std::string& provider, const Local& local) {
   const std::unique_ptr<fi_info, void (*)(fi_info*)> hints(fi_allocinfo(), fi_freeinfo);
   hints->caps = FI_MSG | FI_RMA;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
@@ -42,9 +42,11 @@ fi_info* ask(const std::string& provider, const std::string& node) {
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
   hints->fabric_attr->prov_name = ::strdup(provider.c_str());
   fi_info* info = nullptr;
-  const int rc = fi_getinfo(kVersion, node.empty() ? nullptr : node.c_str(), nullptr, node.empty() ? 0 : FI_SOURCE,
-                            hints.get(), &info);
-  if (rc != 0) throw FabricError("fi_getinfo(" + provider + ", " + node + ")", -rc, fi_strerror(-rc));
+  const std::string port = std::to_string(local.port);
+  const int rc = fi_getinfo(kVersion, local.node.empty() ? nullptr : local.node.c_str(),
+                            local.port == 0 ? nullptr : port.c_str(), local.node.empty() ? 0 : FI_SOURCE, hints.get(),
+                            &info);
+  if (rc != 0) throw FabricError("fi_getinfo(" + provider + ", " + local.node + ")", -rc, fi_strerror(-rc));
   return info;
 }
 
@@ -54,9 +56,9 @@ bool is_arrival(const fi_cq_data_entry& entry) {
 
 }  // namespace
 
-Endpoint::Endpoint(const std::string& provider, const std::string& node) {
+Endpoint::Endpoint(const std::string& provider, const Local& local) {
   const SignalHandlers handlers;  // put back at the end: providers install their own
-  open(provider, node);
+  open(provider, local);
   read_traits();
   std::array<char, 512> name{};
   std::size_t length = name.size();
@@ -91,8 +93,8 @@ bool Endpoint::hang_up() {
   return connected_sockets(wait_fd_).empty();
 }
 
-void Endpoint::open(const std::string& provider, const std::string& node) {
-  info_.reset(ask(provider, node));
+void Endpoint::open(const std::string& provider, const Local& local) {
+  info_.reset(ask(provider, local));
   if (info_->domain_attr->cq_data_size < 4)
     throw FabricError("cq_data_size", FI_ENOSYS, provider + " carries fewer than the 4 bytes of an imm");
   fid_fabric* fabric = nullptr;

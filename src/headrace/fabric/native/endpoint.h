@@ -40,6 +40,12 @@ struct Traits {
   bool wait_fd = false;
 };
 
+// Where to listen. An empty node is the provider's choice, port 0 a fresh one.
+struct Local {
+  std::string node;
+  std::uint16_t port = 0;
+};
+
 struct CloseFid {
   template <class Fid>
   void operator()(Fid* opened) const {
@@ -80,8 +86,8 @@ struct Completion {
 
 class Endpoint {
  public:
-  // `node` is the local address to bind to; empty: the provider's choice.
-  Endpoint(const std::string& provider, const std::string& node);
+  // `local` is the address to bind to.
+  Endpoint(const std::string& provider, const Local& local);
   ~Endpoint();
 
   const Traits& traits() const { return traits_; }
@@ -118,7 +124,7 @@ class Endpoint {
     Registration registration;
   };
 
-  void open(const std::string& provider, const std::string& node);
+  void open(const std::string& provider, const Local& local);
   void read_traits();
   void read_error(std::vector<Completion>& completions);
   bool hang_up();

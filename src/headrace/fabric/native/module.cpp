@@ -21,10 +21,13 @@ namespace {
 
 class Engine {
  public:
-  Engine(int memory_fd, std::int64_t length, const std::string& provider, const std::optional<std::string>& node) {
+  Engine(int memory_fd, std::int64_t length, const std::string& provider, const std::optional<std::string>& node,
+         std::int64_t port) {
     const auto bytes = static_cast<std::size_t>(within("length", length, 1));
+    const Local local{node.value_or(""), static_cast<std::uint16_t>(within("port", port, 0, 65535))};
+    if (local.node.empty() && local.port != 0) throw InputError("port", "needs a node to be bound on");
     const nb::gil_scoped_release unlocked;
-    owner_ = std::make_shared<Owner>(memory_fd, bytes, provider, node.value_or(""));
+    owner_ = std::make_shared<Owner>(memory_fd, bytes, provider, local);
   }
 
   // Runs `act` on the owner without the GIL. The owner lives until the last call has left it.
@@ -292,8 +295,8 @@ NB_MODULE(_native, module) {
   nb::register_exception_translator(&translate);
   define_traits(module);
   nb::class_<Engine> engine(module, "Engine");
-  engine.def(nb::init<int, std::int64_t, const std::string&, const std::optional<std::string>&>(), "memory_fd"_a,
-             "length"_a, "provider"_a, "node"_a.none());
+  engine.def(nb::init<int, std::int64_t, const std::string&, const std::optional<std::string>&, std::int64_t>(),
+             "memory_fd"_a, "length"_a, "provider"_a, "node"_a.none(), "port"_a);
   define_peers(engine);
   define_counters(engine);
   define_writes(engine);

@@ -36,9 +36,9 @@ int duplicate(int fd) {
 
 }  // namespace
 
-Owner::Owner(int memory_fd, std::size_t length, const std::string& provider, const std::string& node)
+Owner::Owner(int memory_fd, std::size_t length, const std::string& provider, const Local& local)
     : memory_(memory_fd, length),
-      endpoint_(std::make_unique<Endpoint>(provider, node)),
+      endpoint_(std::make_unique<Endpoint>(provider, local)),
       address_(endpoint_->name()),
       traits_(endpoint_->traits()),
       sender_(random_id()),

@@ -63,7 +63,7 @@ class Owner {
     LastWrite last;
   };
 
-  Owner(int memory_fd, std::size_t length, const std::string& provider, const std::string& node);
+  Owner(int memory_fd, std::size_t length, const std::string& provider, const Local& local);
   ~Owner();
 
   // From any thread. Each waits for the owner's turn and throws InputError, FabricError or Closed.
