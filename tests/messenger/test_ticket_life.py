@@ -6,11 +6,10 @@ each must be found, with the way there.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import pytest
-from ticket_check import Report, explore
+from ticket_check import explore
 from ticket_world import Settings
 
 from headrace.messenger import life
@@ -68,14 +67,9 @@ WORLDS = {
 }
 
 
-@cache
-def report_of(name: str) -> Report:
-    return explore(WORLDS[name])
-
-
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_state_of_a_world_is_sound_and_leads_to_an_end(name: str) -> None:
-    report = report_of(name)
+    report = explore(WORLDS[name])
     print(f"{name}: {report}")
     assert not report.broken, str(report)
     assert any("ready" in answers for answers in report.answers)
@@ -120,11 +114,11 @@ def test_a_done_ticket_only_repeats_itself() -> None:
 
 
 def test_every_move_that_changes_something_was_made_in_one_of_the_worlds() -> None:
-    small = ("a prefiller that breaks the rules of counting", "a decoder that comes back at its old address")
-    exercised = frozenset[tuple[str, str, str]]().union(*(report_of(name).exercised for name in small))
+    names = ("a prefiller that breaks the rules of counting", "a decoder that comes back at its old address")
+    reports = [explore(replace(WORLDS[name], num_faults=1)) for name in names]
+    exercised = reports[0].exercised | reports[1].exercised
     moves = {("decoder", s.name, e.name) for (s, e), move in DECODER.items() if move != Move(s, ())}
     moves |= {("prefiller", s.name, e.name) for (s, e), move in PREFILLER.items() if move != Move(s, ())}
-    # What comes for a closed ticket is not looked at, so the worlds never meet it.
     assert moves - exercised == set()
 
 
@@ -202,7 +196,7 @@ LOST_WRITE = replace(ONE_FAULT, faults=frozenset({"write lost"}))
 WRONG_BYTES = replace(ONE_FAULT, faults=frozenset({"wrong bytes"}))
 FAILED_STEP = replace(ONE_FAULT, faults=frozenset({"failed step"}))
 ERROR = replace(ONE_FAULT, faults=frozenset({"error"}))
-NO_ROOM = replace(ONE_FAULT, num_faults=2, faults=frozenset({"no room", "message doubled"}))
+NO_ROOM = replace(ONE_FAULT, num_faults=2, faults=frozenset({"no room", "message doubled"}), cancelled=NOBODY)
 DEATH = replace(ONE_FAULT, faults=frozenset({"death"}), cancelled=NOBODY)
 DECODER_DEATH = replace(ONE_FAULT, faults=frozenset({"decoder death"}))
 REVOKE = replace(ONE_FAULT, faults=frozenset({"revoke"}))

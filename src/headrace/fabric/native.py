@@ -87,7 +87,13 @@ class NativeFabric:
     raise_layers: _RaiseLayers
 
     def __init__(
-        self, memory_fd: int, length: int, *, provider: str = "tcp;ofi_rxm", node: str | None = "127.0.0.1", port: int = 0
+        self,
+        memory_fd: int,
+        length: int,
+        *,
+        provider: str = "tcp;ofi_rxm",
+        node: str | None = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self._engine = _native.Engine(memory_fd, length, provider, node, port)
         self._provider = self._engine.traits.provider

@@ -223,8 +223,12 @@ class DecoderMessenger:
     # ---- what happens ------------------------------------------------------------------------------------------
 
     def handle(self, events: Sequence[Event], now: float) -> None:
-        """Everything that the fabric told since the last call."""
+        """Everything that the fabric told since the last call. Surplus first: a Reached beside it would close the
+        ticket, and nobody would know any more whose write was one too many."""
         self._now = now
+        for event in events:
+            if isinstance(event, Surplus):
+                self._on_surplus(event)
         for event in events:
             self._handle(event)
 
@@ -236,13 +240,8 @@ class DecoderMessenger:
                 self._on_reached(event)
             case DigestsReady():
                 self._on_digests(event)
-            case Surplus():
-                self._counts["surplus"] += 1
-                entry = self._entries.get(event.imm)
-                if event.armed and entry is not None:
-                    self._fail(entry, DecoderEvent.CONTRADICTED, "fault", "more writes arrived than were posted")
             case _:
-                pass  # a failed send is told by the deadline; a decoder opens no transfers
+                pass  # surplus was seen to; a failed send is told by the deadline; a decoder opens no transfers
 
     def advance(self, now: float) -> None:
         """Carry out what is due."""
@@ -318,6 +317,12 @@ class DecoderMessenger:
         if event is DecoderEvent.TOLD:
             entry.known = num_posted
         self._fail(entry, event, "failed", f"{text} ({num_posted} of {entry.expected} writes were posted)")
+
+    def _on_surplus(self, event: Surplus) -> None:
+        self._counts["surplus"] += 1
+        entry = self._entries.get(event.imm)
+        if event.armed and entry is not None:
+            self._fail(entry, DecoderEvent.CONTRADICTED, "fault", "more writes arrived than were posted")
 
     def _on_reached(self, event: Reached) -> None:
         entry = self._entries.get(event.imm)
