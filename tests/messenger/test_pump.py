@@ -266,6 +266,7 @@ def test_an_error_of_whoever_is_told_ends_the_pump_with_it(fabric: LoopbackFabri
             await asyncio.wait_for(Pump(messenger, fabric, fail).run(), PATIENCE_S)
         assert not asyncio.get_running_loop().remove_reader(fabric.event_fd)
 
+    assert fabric.event_fd  # opened at the first look
     num_fds = len(os.listdir("/proc/self/fd"))
     asyncio.run(main())
     assert len(os.listdir("/proc/self/fd")) == num_fds, "a pidfd leaks"
