@@ -6,6 +6,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -224,6 +225,29 @@ def test_a_model_thread_that_holds_the_gil_does_not_delay_its_layers_bytes(
             prefiller.ask("faults")
             decoder.finish_when_answered(request)
         assert sorted(delays)[len(delays) // 2] < 0.01 < GIL_HELD_S, delays
+
+
+def cpu_ns(pid: int) -> int:
+    """Processor time of all threads of a process so far."""
+    return sum(int(stat.read_text().split()[0]) for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("waiting", [False, True], ids=["idle", "with a ticket open"])
+def test_a_process_with_nothing_to_do_uses_under_one_percent_of_a_core(
+    waiting: bool, site: TcpSite, decoder: DecoderProcess
+) -> None:
+    """All threads of a prefiller that has met its decoder: the interpreter's loop, the owner, torch's."""
+    with Prefiller(chunk_tokens=CHUNK) as prefiller:
+        peer = meet(decoder, prefiller)
+        ready(decoder, ask(decoder, prefiller, peer, prompt(50)))
+        if waiting:  # a step that takes its time: program and list wait for the layer counter
+            prefiller.ask("faults", layer_s=30.0)
+            ask(decoder, prefiller, peer, prompt(50, seed=9))
+        time.sleep(0.5)
+        before = cpu_ns(prefiller.process.pid)
+        time.sleep(3.0)
+        assert cpu_ns(prefiller.process.pid) - before < 0.01 * 3.0e9
 
 
 def exits(decoder: DecoderProcess) -> int:

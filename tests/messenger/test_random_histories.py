@@ -3,6 +3,7 @@
 `history` moves and checks; the seeds here are the whole input. The mutations show that the check sees what it is for.
 """
 
+import os
 from collections import Counter
 from types import MappingProxyType
 
@@ -22,7 +23,8 @@ from headrace.messenger.life import (
     PrefillerState,
 )
 
-NUM_HISTORIES, BLOCK = 10_000, 250
+NUM_HISTORIES = int(os.environ.get("HEADRACE_HISTORIES", "10000"))  # `make soak` asks for more
+BLOCK = 250
 
 
 @pytest.mark.parametrize("block", range(NUM_HISTORIES // BLOCK))
