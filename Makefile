@@ -1,5 +1,7 @@
 # make test        set-up (first run: minutes, later: a fraction of a second), then all tests; ARGS='-k pages' for some
 # make check       what a change must pass: format, lint, types, import contract, tests
+# make soak        a hundred thousand random histories of the messenger (about ten minutes)
+# make bench       the benchmarks, one after another; nothing else should run
 # make format      rewrite Python and C++ in the house's form
 # make clean       remove what was built; make distclean: the virtual environment too
 
@@ -12,13 +14,19 @@ NATIVE := $(wildcard src/headrace/*/native/*.h src/headrace/*/native/*.cpp)
 
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: setup test lint lint-format lint-style lint-types lint-imports check format clean distclean
+.PHONY: setup test soak bench lint lint-format lint-style lint-types lint-imports check format clean distclean
 
 setup:
 	@PYTHON='$(PYTHON)' tools/setup
 
 test: setup
 	@WORKERS='$(WORKERS)' tools/test $(ARGS)
+
+soak: setup
+	HEADRACE_HISTORIES=100000 $(BIN)/python -m pytest -n $(WORKERS) tests/messenger/test_random_histories.py $(ARGS)
+
+bench: setup
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit; done
 
 # Apart, so that `make -k lint` shows everything there is to mend.
 lint: lint-format lint-style lint-types lint-imports
