@@ -29,7 +29,7 @@ from headrace.fabric.interface import (
     TransferDone,
     TransferId,
 )
-from headrace.testing import Faults, LoopbackNetwork
+from headrace.testing import Faults, LoopbackFabric, LoopbackNetwork
 
 DEADLINE_S = 20.0
 QUIET_S = 0.1
@@ -123,7 +123,7 @@ class LoopbackWorld:
 
     def side(self, length: int = LENGTH) -> Side:
         memory = np.full(length, POISON, dtype=np.uint8)
-        side = Side(self.network.endpoint(memory), memory)
+        side = Side(LoopbackFabric(self.network, memory), memory)
         self.sides.append(side)
         return side
 

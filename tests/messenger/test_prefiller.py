@@ -160,7 +160,7 @@ def test_a_lease_of_another_request_is_still_good_for_that_one(pair: Pair) -> No
     theirs = pair.prefiller.lease("theirs", 14)
     message = pair.ask(request_id="mine", lease=theirs)
     assert [refused.ticket for refused in pair.decoder.heard(Refused)] == [message.ticket]
-    pair.ask(request_id="theirs")
+    pair.ask(request_id="theirs", lease=theirs)
     pair.compute_everything()
     assert [refused.ticket for refused in pair.decoder.heard(Refused)] == [message.ticket]
     assert len(pair.decoder.heard(TicketClosed)) == 1
@@ -170,7 +170,8 @@ def test_a_lease_that_was_used_is_refused_and_the_ticket_that_used_it_goes_on(pa
     first = pair.ask()
     second = pair.ask(tuple(range(20)), lease=first.lease)
     assert [(r.ticket, r.reason) for r in pair.decoder.heard(Refused)] == [(second.ticket, "no_lease")]
-    assert pair.prefiller.messenger.statistics().num_leased_tokens >= len(PROMPT), "the running ticket lost its lease"
+    leased = pair.prefiller.messenger.statistics().num_leased_tokens
+    assert leased == len(PROMPT) + 20, "the running ticket lost its lease, or the one that nobody used is gone"
     pair.compute_everything()
     assert [closed.ticket for closed in pair.decoder.heard(TicketClosed)] == [first.ticket]
 
@@ -519,6 +520,20 @@ def test_a_prefill_of_an_older_epoch_is_ignored_and_its_lease_ends(pair: Pair) -
     pair.settle()
     assert pair.decoder.num_arrivals(old.ticket) == 0
     assert pair.decoder.heard(Refused) == []
+    pair.everything_is_back()
+
+
+def test_what_is_remembered_of_a_slot_ends_with_its_epoch(pair: Pair) -> None:
+    old = pair.ask()
+    pair.compute_everything()
+    pair.settle()
+    pair.decoder.greet()
+    pair.deliver()
+    same_imm = Ticket(decoder=old.ticket.decoder, epoch=2, imm=old.ticket.imm)
+    pair.ask(tuple(range(14)), request_id="new", ticket=same_imm, aux_slot=0)
+    pair.compute_everything()
+    pair.settle()
+    assert pair.decoder.num_arrivals(same_imm) == 2 * EXPECTED
     pair.everything_is_back()
 
 

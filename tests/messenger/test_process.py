@@ -83,7 +83,12 @@ def test_another_process_with_the_same_pid_is_not_taken_for_it(difference: int, 
 
 def test_a_thread_that_has_the_pid_now_is_not_taken_for_it() -> None:
     started, done = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: (started.set(), done.wait()))
+
+    def hold() -> None:
+        started.set()
+        done.wait()
+
+    thread = threading.Thread(target=hold)
     thread.start()
     started.wait()
     try:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -174,8 +174,7 @@ def test_tickets_are_served_end_to_end_by_two_pumps_on_one_loop() -> None:
 
     async def serve() -> None:
         async with asyncio.TaskGroup() as group:
-            pumps: list[Awaitable[None]] = [prefilling.pump.run(), decoding.pump.run(), prefilling.run()]
-            tasks = [group.create_task(pump) for pump in pumps]  # type: ignore[arg-type]
+            tasks = [group.create_task(run()) for run in (prefilling.pump.run, decoding.pump.run, prefilling.run)]
             for i, length in enumerate([2, 14, 50]):
                 await decoding.fetch(prefilling.process, f"r{i}", tuple(range(100 * i, 100 * i + length)))
             await until(lambda: prefilling.process.messenger.statistics().num_tickets == 0)
@@ -196,7 +195,7 @@ def test_tickets_are_served_end_to_end_by_two_pumps_on_one_loop() -> None:
 
 def test_what_the_fabric_tells_wakes_the_pump(site: LoopbackSite, fabric: LoopbackFabric) -> None:
     messenger = Scripted()
-    other = site.network.endpoint(np.zeros(64, dtype=np.uint8))
+    other = LoopbackFabric(site.network, np.zeros(64, dtype=np.uint8))
 
     async def main() -> None:
         async with running(Pump(messenger, fabric, ignore)):

@@ -1,6 +1,7 @@
 """One posted write on its way through the simulated network, with everything that may happen to it.
 
-Owns the fate of one write; the network owns time, the endpoints own memory. Runs on the thread that steps the network.
+Owns the fate of one write, and the list of an endpoint's writes that have not landed; the network owns time, the
+endpoints own memory. Runs on the thread that steps the network.
 
     launch -> header read at the target (the key is checked here, and only here)
            -> all bytes land, or the first ones now and the rest later (into nothing, when revoked in between)
@@ -10,18 +11,31 @@ Owns the fate of one write; the network owns time, the endpoints own memory. Run
 """
 
 import errno
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.fabric.interface import Imm
-
-if TYPE_CHECKING:
-    from headrace.testing.loopback import Access, LoopbackFabric
-    from headrace.testing.network import LoopbackNetwork
+from headrace.testing.grants import Access
+from headrace.testing.network import Endpoint, LoopbackNetwork
 
 OpId = tuple[int, int]  # place in the writer's pool, generation of that place
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Flights:
+    """What `writer` has in flight; `completed(op, code)` is called at each local completion."""
+
+    network: LoopbackNetwork
+    writer: Endpoint
+    completed: Callable[[OpId, int], None]
+    not_landed: "dict[Flight, None]" = field(default_factory=dict)  # ordered, unlike a set
+
+    def lose_writer(self) -> None:
+        for flight in self.not_landed:
+            flight.lose_writer()
 
 
 class Flight:
@@ -32,6 +46,7 @@ class Flight:
         "_bytes",
         "_code",
         "_completes_early",
+        "_flights",
         "_network",
         "_num_landed",
         "dst",
@@ -47,9 +62,8 @@ class Flight:
 
     def __init__(
         self,
-        network: "LoopbackNetwork",
-        writer: "LoopbackFabric",
-        target: "LoopbackFabric | None",
+        flights: Flights,
+        target: Endpoint | None,
         *,
         op: OpId,
         key: int,
@@ -58,8 +72,8 @@ class Flight:
         dst: int,
         length: int,
     ) -> None:
-        self._network = network
-        self.writer, self.target = writer, target
+        self._flights, self._network = flights, flights.network
+        self.writer, self.target = flights.writer, target
         self.op, self.key, self.imm = op, key, imm
         self.src, self.dst, self.length = src, dst, length
         self.lost = False
@@ -81,7 +95,7 @@ class Flight:
         if self._completes_early:
             self._complete_later(self._code)
         if not self.lost:
-            self.writer.flights[self] = None
+            self._flights.not_landed[self] = None
             network.schedule(self._land_first, at=self.target, source=self.writer, late=faults.late_write)
 
     def lose_writer(self) -> None:
@@ -148,7 +162,7 @@ class Flight:
 
     def _swap_with_another(self) -> None:
         """Exchange destinations with a write of the same transfer of which nothing was received."""
-        for other in self.writer.flights:
+        for other in self._flights.not_landed:
             alike = other.imm == self.imm and other.length == self.length and other.key == self.key
             if alike and other is not self and other._access is None:
                 self.dst, other.dst = other.dst, self.dst
@@ -165,7 +179,7 @@ class Flight:
             self._complete_later(code if self._network.draw(error) else self._code, delay_s)
 
     def _leave(self) -> None:
-        self.writer.flights.pop(self, None)
+        self._flights.not_landed.pop(self, None)
 
     # ---- local completion
 
@@ -176,13 +190,13 @@ class Flight:
     def _complete(self, code: int) -> None:
         if self.writer.is_gone:
             return
-        if self in self.writer.flights:
+        if self in self._flights.not_landed:
             self._take_bytes()
-        self.writer.complete(self.op, code)
+        self._flights.completed(self.op, code)
         faults = self._network.faults
         if self._network.draw(faults.duplicate_completion):
             self._network.schedule(
-                lambda: self.writer.complete(self.op, errno.ECANCELED), at=self.writer, delay_s=faults.late_s
+                lambda: self._flights.completed(self.op, errno.ECANCELED), at=self.writer, delay_s=faults.late_s
             )
 
     def _take_bytes(self) -> None:

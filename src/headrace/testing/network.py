@@ -1,7 +1,8 @@
 """A network in memory: everything in flight, a clock that is moved, and one random generator for all that happens.
 
-Owns the pending deliveries and the endpoints' addresses; what a delivery does is known to whoever scheduled it. The
-same seed, faults and calls give the same history. One thread calls network and endpoints; nothing sleeps.
+Owns the pending deliveries and the endpoints' addresses; what a delivery does is known to whoever scheduled it, and
+of an endpoint it knows what lies open to the others. The same seed, faults and calls give the same history. One thread
+calls network and endpoints; nothing sleeps.
 
     scheduled -> due (its time has come) -> delivered by one step()
                                          -> held (its endpoint hangs, its pair is cut) -> due again
@@ -12,20 +13,45 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import InputError
+from headrace.fabric.interface import Imm
 from headrace.testing.faults import Faults
-from headrace.testing.loopback import LoopbackFabric
+from headrace.testing.grants import Access
+
+
+class Endpoint(Protocol):
+    """The side that an endpoint turns to the network: what messages and writes find there."""
+
+    memory: NDArray[np.uint8]
+
+    @property
+    def is_gone(self) -> bool:
+        """Closed or killed; nothing reaches it any more."""
+        ...
+
+    def access(self, key: int) -> Access | None:
+        """What `key` opens now."""
+        ...
+
+    def arrive(self, imm: Imm) -> None: ...
+
+    def receive(self, message: bytes) -> None: ...
+
+    def vanish(self) -> None:
+        """Be gone, untold, from one moment to the next."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Delivery:
     act: Callable[[], None]
-    at: LoopbackFabric | None  # who must be awake for it
-    source: LoopbackFabric | None  # where it crosses the network from; None: it does not
+    at: Endpoint | None  # who must be awake for it
+    source: Endpoint | None  # where it crosses the network from; None: it does not
 
 
 class LoopbackNetwork:
@@ -39,10 +65,10 @@ class LoopbackNetwork:
         self._waiting: list[tuple[float, int, _Delivery]] = []
         self._due: deque[_Delivery] = deque()
         self._held: list[_Delivery] = []
-        self._endpoints: dict[bytes, LoopbackFabric] = {}
-        self._hung: set[LoopbackFabric] = set()
-        self._cut: set[frozenset[LoopbackFabric]] = set()
-        self._lanes: dict[tuple[LoopbackFabric, LoopbackFabric], deque[bytes]] = {}
+        self._endpoints: dict[bytes, Endpoint] = {}
+        self._hung: set[Endpoint] = set()
+        self._cut: set[frozenset[Endpoint]] = set()
+        self._lanes: dict[tuple[Endpoint, Endpoint], deque[bytes]] = {}
 
     def __repr__(self) -> str:
         return (
@@ -50,15 +76,13 @@ class LoopbackNetwork:
             f"due={len(self._due)}, held={len(self._held)})"
         )
 
-    def endpoint(self, memory: NDArray[np.uint8]) -> LoopbackFabric:
-        """A fabric over `memory` (`[length] uint8`), with a fresh address."""
-        if memory.dtype != np.uint8 or memory.ndim != 1:
-            raise InputError("memory", f"must be one-dimensional uint8, is {memory.ndim}-dimensional {memory.dtype}")
+    def join(self, endpoint: Endpoint) -> bytes:
+        """-> the fresh address at which the others find it from now on."""
         address = b"loopback:" + self.rng.getrandbits(64).to_bytes(8, "little")
-        made = self._endpoints[address] = LoopbackFabric(self, address, memory)
-        return made
+        self._endpoints[address] = endpoint
+        return address
 
-    def find(self, address: bytes) -> LoopbackFabric | None:
+    def find(self, address: bytes) -> Endpoint | None:
         return self._endpoints.get(address)
 
     # ---- time
@@ -104,23 +128,23 @@ class LoopbackNetwork:
 
     # ---- adversary
 
-    def kill(self, fabric: LoopbackFabric) -> None:
+    def kill(self, endpoint: Endpoint) -> None:
         """kill -9: posted writes may still land, nothing new comes, nobody is told."""
-        fabric.vanish()
+        endpoint.vanish()
 
-    def hang(self, fabric: LoopbackFabric) -> None:
+    def hang(self, endpoint: Endpoint) -> None:
         """SIGSTOP: it posts, receives and completes nothing; what comes for it waits."""
-        self._hung.add(fabric)
+        self._hung.add(endpoint)
 
-    def wake(self, fabric: LoopbackFabric) -> None:
-        self._hung.discard(fabric)
+    def wake(self, endpoint: Endpoint) -> None:
+        self._hung.discard(endpoint)
         self.reconsider_held()
 
-    def cut(self, first: LoopbackFabric, second: LoopbackFabric) -> None:
+    def cut(self, first: Endpoint, second: Endpoint) -> None:
         """Nothing passes between the two, in either direction, until `heal`; what is under way waits."""
         self._cut.add(frozenset((first, second)))
 
-    def heal(self, first: LoopbackFabric, second: LoopbackFabric) -> None:
+    def heal(self, first: Endpoint, second: Endpoint) -> None:
         self._cut.discard(frozenset((first, second)))
         self.reconsider_held()
 
@@ -133,8 +157,8 @@ class LoopbackNetwork:
         self,
         act: Callable[[], None],
         *,
-        at: LoopbackFabric | None,
-        source: LoopbackFabric | None = None,
+        at: Endpoint | None,
+        source: Endpoint | None = None,
         late: float = 0.0,
         delay_s: tuple[float, float] | None = None,
     ) -> None:
@@ -145,7 +169,7 @@ class LoopbackNetwork:
         self._num_scheduled += 1
         heapq.heappush(self._waiting, (self.now + delay, self._num_scheduled, _Delivery(act, at, source)))
 
-    def post_message(self, source: LoopbackFabric, target: LoopbackFabric, message: bytes) -> None:
+    def post_message(self, source: Endpoint, target: Endpoint, message: bytes) -> None:
         """Messages of one pair wait in one lane: whichever delivery comes first takes the first of them."""
         lane = self._lanes.setdefault((source, target), deque())
         lane.append(message)
@@ -156,7 +180,7 @@ class LoopbackNetwork:
         held, self._held = self._held, []
         self._due.extend(held)
 
-    def _deliver_message(self, lane: deque[bytes], target: LoopbackFabric) -> None:
+    def _deliver_message(self, lane: deque[bytes], target: Endpoint) -> None:
         if self.faults.reorder_messages:
             lane.rotate(-self.rng.randrange(len(lane)))
         target.receive(lane.popleft())

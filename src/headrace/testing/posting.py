@@ -9,18 +9,14 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
-import xxhash
 
 from headrace.fabric.interface import Descriptor, Event, PeerId, SendFailed, message_seed
-from headrace.testing.flight import Flight, OpId
+from headrace.testing.digests import message_digest
+from headrace.testing.flight import Flight, Flights, OpId
+from headrace.testing.network import Endpoint, LoopbackNetwork
 from headrace.testing.outbox import WINDOW, Outbox, Run, Transfer
-
-if TYPE_CHECKING:
-    from headrace.testing.loopback import LoopbackFabric
-    from headrace.testing.network import LoopbackNetwork
 
 WRITES_PER_TURN = 32
 
@@ -35,7 +31,7 @@ class Peer:
     descriptor: Descriptor | None = None
     num_outstanding: int = 0
     parked_until: float = 0.0
-    is_broken: bool = False  # its death was noticed: every post is EAGAIN from now on
+    is_broken: bool = False  # its death was noticed: every post is EAGAIN, all stays queued until it is removed
 
 
 class OpPool:
@@ -77,14 +73,15 @@ class Posting:
 
     def __init__(
         self,
-        network: "LoopbackNetwork",
-        fabric: "LoopbackFabric",
+        network: LoopbackNetwork,
+        endpoint: Endpoint,
         *,
         tell: Callable[[Event], None],
         completed: Callable[[Transfer, int], None],
     ) -> None:
-        self._network, self._fabric = network, fabric
+        self._network, self._endpoint = network, endpoint
         self._tell, self._completed = tell, completed
+        self.flights = Flights(network=network, writer=endpoint, completed=self._complete)
         self._ops = OpPool()
         self._layers = 0
         self._turn_at: float | None = None
@@ -102,8 +99,8 @@ class Posting:
         self._ops.forget(peer)
         del self.peers[peer.id]
 
-    def complete(self, op: OpId, code: int) -> None:
-        found = self._ops.give_back(op)
+    def _complete(self, op: OpId, code: int) -> None:
+        found = None if self._endpoint.is_gone else self._ops.give_back(op)
         if found is None:
             return
         transfer, peer = found
@@ -126,10 +123,10 @@ class Posting:
         if self._turn_at is None or at < self._turn_at:
             self._turn_at = at
             delay = at - self._network.now
-            self._network.schedule(lambda: self._turn(at), at=self._fabric, delay_s=(delay, delay))
+            self._network.schedule(lambda: self._turn(at), at=self._endpoint, delay_s=(delay, delay))
 
     def _turn(self, planned_at: float) -> None:
-        if self._fabric.is_gone or self._turn_at != planned_at:
+        if self._endpoint.is_gone or self._turn_at != planned_at:
             return
         self._turn_at = None
         for peer in self.peers.values():
@@ -173,8 +170,8 @@ class Posting:
         transfer, src = run.transfer, run.src[run.place]
         if transfer.digests and run.positions:
             position = run.positions[run.place]
-            message = self._fabric.memory[src : src + run.length].data
-            digest = xxhash.xxh3_64_intdigest(message, message_seed(position, run.layer, run.route))
+            seed = message_seed(position, run.layer, run.route)
+            digest = message_digest(self._endpoint.memory, src, run.length, seed)
             transfer.digests[position] = (transfer.digests[position] + digest) % 2**64
         dst = run.dst[run.place]
         peer.outbox.advance(run)
@@ -186,7 +183,7 @@ class Posting:
         if transfer.digests:
             at = last.src_offset + last.digests_at
             table = np.array(transfer.digests, dtype="<u8").view(np.uint8)
-            self._fabric.memory[at : at + len(table)] = table
+            self._endpoint.memory[at : at + len(table)] = table
         self._post(transfer, peer, src=last.src_offset, dst=last.dst_offset, length=last.length)
 
     def _post(self, transfer: Transfer, peer: Peer, *, src: int, dst: int, length: int) -> None:
@@ -196,8 +193,7 @@ class Posting:
         self.num_posted += 1
         self.num_bytes += length
         Flight(
-            self._network,
-            self._fabric,
+            self.flights,
             self._network.find(peer.address),
             op=self._ops.take(transfer, peer),
             key=transfer.descriptor.key,
@@ -221,11 +217,13 @@ class Posting:
         if network.draw(faults.lose_message) or (failed and network.draw(0.5)):
             return
         for _ in range(2 if network.draw(faults.duplicate_message) else 1):
-            network.post_message(self._fabric, target, message)
+            network.post_message(self._endpoint, target, message)
 
     def _fail_message(self, peer: Peer, code: int, delay_s: tuple[float, float]) -> None:
         def tell() -> None:
-            if not self._fabric.is_gone:
+            # Nothing is told of a peer that was removed: not what was posted, not what was queued.
+            if not self._endpoint.is_gone and peer.id in self.peers:
+                peer.is_broken |= code == errno.ECONNRESET
                 self._tell(SendFailed(peer=peer.id, code=code, text=os.strerror(code)))
 
-        self._network.schedule(tell, at=self._fabric, delay_s=delay_s)
+        self._network.schedule(tell, at=self._endpoint, delay_s=delay_s)

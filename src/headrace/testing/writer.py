@@ -7,7 +7,6 @@ Owns transfers and programs, and checks what it is given before it touches eithe
 import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from headrace.errors import InputError
 from headrace.fabric.interface import (
@@ -20,6 +19,7 @@ from headrace.fabric.interface import (
     TransferId,
 )
 from headrace.testing.counters import checked_imm
+from headrace.testing.network import Endpoint, LoopbackNetwork
 from headrace.testing.outbox import (
     MAX_LAYERS,
     Run,
@@ -31,17 +31,13 @@ from headrace.testing.outbox import (
 )
 from headrace.testing.posting import Peer, Posting
 
-if TYPE_CHECKING:
-    from headrace.testing.loopback import LoopbackFabric
-    from headrace.testing.network import LoopbackNetwork
-
 
 class Writer:
     """One per endpoint; the endpoint checks that it is open before it calls."""
 
-    def __init__(self, network: "LoopbackNetwork", fabric: "LoopbackFabric", tell: Callable[[Event], None]) -> None:
-        self._fabric, self._tell = fabric, tell
-        self.posting = Posting(network, fabric, tell=tell, completed=self._on_completed)
+    def __init__(self, network: LoopbackNetwork, endpoint: Endpoint, tell: Callable[[Event], None]) -> None:
+        self._endpoint, self._tell = endpoint, tell
+        self.posting = Posting(network, endpoint, tell=tell, completed=self._on_completed)
         self.transfers: dict[TransferId, Transfer] = {}
         self._num_opened = 0
         self._steps: dict[int, list[Transfer]] = {}
@@ -178,8 +174,9 @@ class Writer:
             raise InputError("digests_at", f"{size} bytes of digests must lie within the {last.length} of the write")
 
     def _check_source(self, name: str, begin: int, end: int) -> None:
-        if begin < 0 or end > len(self._fabric.memory):
-            raise InputError(name, f"[{begin}, {end}) is not within our memory of {len(self._fabric.memory)} bytes")
+        length = len(self._endpoint.memory)
+        if begin < 0 or end > length:
+            raise InputError(name, f"[{begin}, {end}) is not within our memory of {length} bytes")
 
     def _lies_inside(self, transfer: Transfer, begin: int, end: int) -> bool:
         """The peer named these places: when they are not within its region the list ends, and nobody raises."""
