@@ -124,7 +124,7 @@ def test_after_a_death_was_noticed_its_peer_stays_parked_for_ever() -> None:
 
 
 def test_messages_after_a_noticed_death_stay_queued_and_are_dropped_untold_with_their_peer() -> None:
-    """As measured on the native fabric over tcp: 20 messages to a killed reader, told neither then nor at its removal."""
+    """As measured on the native fabric: 20 messages to a killed reader, told neither then nor at its removal."""
     world, pair = calm_pair(replace(CALM, error_after_death=1.0))
     world.network.kill(of(pair.reader))
     pair.reader.closed = True

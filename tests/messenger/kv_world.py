@@ -23,8 +23,9 @@ from headrace.kvcache.pages import PagePool
 from headrace.kvcache.prefix import PrefixIndex, num_whole_pages, page_hashes
 from headrace.kvcache.reservation import Reservation, try_reserve
 from headrace.messenger.aux import aux_slot_bytes
-from headrace.messenger.decoder import DecoderMessenger, DecoderOptions, TicketRequest
+from headrace.messenger.decoder import DecoderMessenger, DecoderOptions
 from headrace.messenger.hello import Identity, Role
+from headrace.messenger.landings import TicketRequest
 from headrace.messenger.outcomes import (
     DecoderOutcome,
     JobDropped,

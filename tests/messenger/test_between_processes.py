@@ -309,7 +309,9 @@ def test_a_stopped_prefiller_that_wakes_up_writes_into_nobodys_page(
                     answer_of(decoder, victim)
                 site.wait_for(lambda: decoder.messenger.statistics().num_open == 0, decoder)
                 decoder.finish(victim)
-                requests = [ask(decoder, prefiller, other, prompt(100, seed=900 + 10 * round_number + i)) for i in (1, 2)]
+                requests = [
+                    ask(decoder, prefiller, other, prompt(100, seed=900 + 10 * round_number + i)) for i in (1, 2)
+                ]
                 for request in requests:  # into the pages and slots that were the sleeper's
                     ready(decoder, request)
             finally:

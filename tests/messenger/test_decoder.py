@@ -11,7 +11,8 @@ from puppet import PuppetPrefiller
 
 from headrace.errors import InputError
 from headrace.fabric.interface import Imm, PeerId
-from headrace.messenger.decoder import DecoderOptions, DecoderStatistics, TicketRequest
+from headrace.messenger.decoder import DecoderOptions, DecoderStatistics
+from headrace.messenger.landings import TicketRequest
 from headrace.messenger.outcomes import PeerReady, PeerSuspected, Ready, TicketFailed
 from headrace.protocol.messages import (
     Cancel,

@@ -89,8 +89,7 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     side, changes = MUTATIONS[name]
     effects = DecoderEffect if side == "decoder" else PrefillerEffect
     moves = {
-        key: Move(state, tuple(effects[effect] for effect in words.split()))
-        for key, (state, words) in changes.items()
+        key: Move(state, tuple(effects[effect] for effect in words.split())) for key, (state, words) in changes.items()
     }
     if side == "decoder":
         monkeypatch.setattr(decoder, "DECODER", MappingProxyType({**DECODER, **moves}))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import InputError, ProtocolFault
+from headrace.errors import ProtocolFault
 from headrace.fabric.interface import (
     DigestId,
     DigestsReady,
@@ -32,13 +32,11 @@ from headrace.fabric.interface import (
 )
 from headrace.kvcache.pages import PagePool
 from headrace.messenger import life
-from headrace.messenger.aux import AuxHeader, aux_bytes, digests_in
 from headrace.messenger.hello import Identity
+from headrace.messenger.landings import Landing, Landings, TicketRequest
 from headrace.messenger.life import DECODER, DecoderEffect, DecoderEvent, DecoderState
 from headrace.messenger.outcomes import DecoderOutcome, FailureReason, PeerSuspected, Ready, TicketFailed
-from headrace.messenger.plan import PromptPages
 from headrace.messenger.prefillers import Prefiller, Prefillers
-from headrace.messenger.slots import TicketSlots
 from headrace.protocol.messages import (
     Cancel,
     CancelAck,
@@ -64,21 +62,6 @@ class DecoderOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TicketRequest:
-    """What to fetch: the KV of positions [cached_len, n-1) of the n token ids, into `pages`, which are held once and
-    in no prefix index. `hashes` are of the prompt's whole pages from position 0, for the index when it is ready."""
-
-    request_id: str
-    prefiller: PeerId
-    lease: str
-    token_ids: tuple[int, ...]
-    cached_len: int
-    pages: tuple[int, ...]
-    hashes: tuple[bytes, ...]
-    remaining_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderStatistics:
     num_open: int
     num_quarantined_pages: int
@@ -94,23 +77,23 @@ class DecoderStatistics:
 class _Entry:
     """One open ticket. Only this module's effects change it."""
 
-    request: TicketRequest
-    prompt: PromptPages
+    landing: Landing
     ticket: Ticket
-    slot: int
-    imm: Imm
     prefiller: Prefiller
     expected: int
     target: int
     deadline: float
     state: DecoderState = DecoderState.NEW
     known: int | None = None  # num_posted
-    quarantined: bool = False
     lost_at: float | None = None
     patience_at: float | None = None
     digest: DigestId | None = None
     cached_len: int = 0  # of the header
     failure: tuple[FailureReason, str, float] = ("fault", "", 0.0)
+
+    @property
+    def imm(self) -> Imm:
+        return self.landing.imm
 
 
 class DecoderMessenger:
@@ -128,11 +111,8 @@ class DecoderMessenger:
     ) -> None:
         self._fabric = fabric
         self._identity = identity
-        self._layout = identity.pool
-        self._pages = pages
-        self._memory = memory
         self._options = options
-        self._slots = TicketSlots(identity.pool.num_aux_slots, rng)
+        self._landings = Landings(layout=identity.pool, pages=pages, memory=memory, rng=rng)
         self._prefillers = Prefillers(fabric, identity)
         self._entries: dict[Imm, _Entry] = {}
         self._digests: dict[DigestId, _Entry] = {}
@@ -154,48 +134,25 @@ class DecoderMessenger:
     def try_open_ticket(self, request: TicketRequest, now: float) -> Imm | None:
         """Ask the prefiller for the KV. None, and the pages stay the caller's, when it is not ready or every slot is
         in use. Raises InputError when there is nothing to fetch or the pages are not those of the prompt."""
-        prompt = self._check_request(request)
         prefiller = self._prefillers.get(request.prefiller)
         if prefiller is None or prefiller.state != "ready" or prefiller.plan is None:
             return None
-        taken = self._slots.try_take()
-        if taken is None:
+        landing = self._landings.try_take(request)
+        if landing is None:
             return None
-        slot, imm = taken
-        expected = prefiller.plan.num_messages(prompt.num_sent, dst_rank=0)
+        expected = prefiller.plan.num_messages(landing.prompt.num_sent, dst_rank=0)
         entry = _Entry(
-            request=request,
-            prompt=prompt,
-            ticket=Ticket(decoder=self._identity.uuid, epoch=prefiller.epoch, imm=imm),
-            slot=slot,
-            imm=imm,
+            landing=landing,
+            ticket=Ticket(decoder=self._identity.uuid, epoch=prefiller.epoch, imm=landing.imm),
             prefiller=prefiller,
             expected=expected,
             target=expected,
             deadline=now + request.remaining_s,
         )
-        self._entries[imm] = entry
+        self._entries[landing.imm] = entry
         self._now = now
         self._apply(entry, DecoderEvent.OPENED)
-        return imm
-
-    def _check_request(self, request: TicketRequest) -> PromptPages:
-        page_size, num_pages = self._layout.kv.page_size, self._layout.num_pages
-        prompt = PromptPages(num_tokens=len(request.token_ids), cached_len=request.cached_len, page_size=page_size)
-        if request.cached_len % page_size or not 0 <= request.cached_len < prompt.num_prefilled:
-            raise InputError(
-                "cached_len",
-                f"must be whole pages below the last prompt token ({prompt.num_prefilled}), is {request.cached_len}",
-            )
-        if len(request.pages) != prompt.num_sent:
-            raise InputError("pages", f"must be {prompt.num_sent} for this prompt, are {len(request.pages)}")
-        if len(set(request.pages)) < prompt.num_sent or not 0 <= min(request.pages) <= max(request.pages) < num_pages:
-            raise InputError("pages", f"must be distinct and in 0..{num_pages - 1}, are {request.pages}")
-        if not request.remaining_s >= 0:  # NaN is no deadline either
-            raise InputError("remaining_s", f"must be at least 0, is {request.remaining_s}")
-        if aux_bytes(prompt.num_sent) > self._layout.aux_slot_bytes:
-            raise InputError("token_ids", f"{prompt.num_tokens} are more than an aux slot has digests for")
-        return prompt
+        return landing.imm
 
     def cancel(self, imm: Imm, now: float) -> None:
         """The request is over (answered TicketFailed "cancelled" now); its pages come back when that is safe.
@@ -333,30 +290,16 @@ class DecoderMessenger:
             entry.known = event.arrivals
         self._fail(entry, happened, "fault", f"{event.arrivals} writes arrived, {entry.target} were posted")
 
-    def _header_is_right(self, entry: _Entry) -> bool:
-        header = AuxHeader.unpack(self._aux(entry))
-        entry.cached_len = header.cached_len
-        return (
-            header.ticket == entry.ticket
-            and header.num_messages == entry.expected
-            and header.cached_len % self._layout.kv.page_size == 0
-            and header.cached_len <= entry.prompt.num_prefilled
-        )
-
     def _on_digests(self, event: DigestsReady) -> None:
         entry = self._digests.pop(event.digest, None)
         if entry is None or entry.digest != event.digest:
             return
-        wrong = np.flatnonzero(event.digests != digests_in(self._aux(entry), entry.prompt.num_sent))
-        if len(wrong) == 0:
+        wrong = self._landings.wrong_positions(entry.landing, event.digests)
+        if not wrong:
             self._apply(entry, DecoderEvent.DIGESTS_EQUAL)
         else:
             text = f"the digests of {len(wrong)} pages differ, the first is position {wrong[0]}"
             self._fail(entry, DecoderEvent.DIGESTS_DIFFER, "corrupt", text)
-
-    def _aux(self, entry: _Entry) -> NDArray[np.uint8]:
-        begin = self._layout.aux_offset(entry.slot)
-        return self._memory[begin : begin + self._layout.aux_slot_bytes]
 
     # ---- effects -----------------------------------------------------------------------------------------------
 
@@ -398,13 +341,11 @@ class DecoderMessenger:
             case DecoderEffect.SUSPECT_LINK:
                 self._counts["wrong_bytes"] += 1
             case DecoderEffect.QUARANTINE_PAGES:
-                self._pages.quarantine(entry.request.pages)
-                entry.quarantined = True
+                self._landings.quarantine(entry.landing)
             case DecoderEffect.KEEP_PAGES:
-                self._index_pages(entry)
+                self._landings.keep(entry.landing)
             case DecoderEffect.FREE_PAGES:
-                give_back = self._pages.readmit if entry.quarantined else self._pages.release
-                give_back(entry.request.pages)
+                self._landings.free(entry.landing)
             case DecoderEffect.REVOKE_PEER:
                 self._revoke(entry.prefiller, "revoked", "another ticket of this prefiller went wrong", cause=entry)
             case DecoderEffect.CLOSE:
@@ -415,56 +356,54 @@ class DecoderMessenger:
                 self._answer_failed(entry)
 
     def _prefill_message(self, entry: _Entry) -> bytes:
+        request = entry.landing.request
         return encode(
             Prefill(
                 sender=self._identity.uuid,
                 ticket=entry.ticket,
-                request_id=entry.request.request_id,
-                lease=entry.request.lease,
-                token_ids=entry.request.token_ids,
-                pages=entry.request.pages,
-                aux_slot=entry.slot,
-                remaining_s=entry.request.remaining_s,
+                request_id=request.request_id,
+                lease=request.lease,
+                token_ids=request.token_ids,
+                pages=request.pages,
+                aux_slot=entry.landing.slot,
+                remaining_s=request.remaining_s,
             )
         )
 
     def _start_digests(self, entry: _Entry) -> None:
         """Everything has landed; is it what was sent?"""
-        if not self._header_is_right(entry):
+        header = self._landings.header_for(entry.landing, ticket=entry.ticket, expected=entry.expected)
+        if header is None:
             self._fail(entry, DecoderEvent.DIGESTS_DIFFER, "corrupt", "the aux header is not this ticket's")
-        elif not self._options.verify_kv:
+            return
+        entry.cached_len = header.cached_len
+        if not self._options.verify_kv:
             self._apply(entry, DecoderEvent.DIGESTS_EQUAL)
-        else:
-            assert entry.prefiller.plan is not None, "a ticket was opened without a plan"
-            pages = np.array(entry.request.pages, dtype=np.int64)
-            reads = [route.reads(pages) for route in entry.prefiller.plan.into(0)]
-            entry.digest = self._fabric.submit_digest(reads, entry.prompt.num_sent)
-            self._digests[entry.digest] = entry
-
-    def _index_pages(self, entry: _Entry) -> None:
-        """Whole pages can be hit from now on; the tail page, still to be appended to, never."""
-        hashes = entry.request.hashes[entry.prompt.first : entry.prompt.num_prefilled // entry.prompt.page_size]
-        for page, page_hash in zip(entry.request.pages, hashes, strict=False):
-            self._pages.try_index(page, page_hash)
+            return
+        assert entry.prefiller.plan is not None, "a ticket was opened without a plan"
+        reads = self._landings.reads(entry.landing, entry.prefiller.plan)
+        entry.digest = self._fabric.submit_digest(reads, entry.landing.prompt.num_sent)
+        self._digests[entry.digest] = entry
 
     def _close(self, entry: _Entry) -> None:
         self._fabric.disarm(entry.imm)
-        self._slots.give_back(entry.slot)
+        self._landings.give_back(entry.landing)
         if entry.digest is not None:
             self._digests.pop(entry.digest, None)
         del self._entries[entry.imm]
 
     def _answer_ready(self, entry: _Entry) -> None:
         self._counts["ready"] += 1
-        cached_len = max(entry.request.cached_len, entry.cached_len)
-        self._outcomes.append(Ready(request_id=entry.request.request_id, imm=entry.imm, cached_len=cached_len))
+        request = entry.landing.request
+        cached_len = max(request.cached_len, entry.cached_len)
+        self._outcomes.append(Ready(request_id=request.request_id, imm=entry.imm, cached_len=cached_len))
 
     def _answer_failed(self, entry: _Entry) -> None:
         reason, text, retry_after_s = entry.failure
         self._failures[reason] += 1
         self._outcomes.append(
             TicketFailed(
-                request_id=entry.request.request_id,
+                request_id=entry.landing.request.request_id,
                 imm=entry.imm,
                 reason=reason,
                 text=text,
@@ -489,7 +428,7 @@ class DecoderMessenger:
     def statistics(self) -> DecoderStatistics:
         return DecoderStatistics(
             num_open=len(self._entries),
-            num_quarantined_pages=sum(len(e.request.pages) for e in self._entries.values() if e.quarantined),
+            num_quarantined_pages=self._landings.num_quarantined_pages,
             num_ready=self._counts["ready"],
             num_failed=dict(self._failures),
             num_revokes=self._counts["revokes"],
@@ -500,10 +439,8 @@ class DecoderMessenger:
 
     def check(self) -> None:
         """Assert that slots, pages and tickets agree."""
-        assert self._slots.num_taken == len(self._entries), f"{self._slots!r}, {len(self._entries)} tickets"
-        quarantined = sum(len(e.request.pages) for e in self._entries.values() if e.quarantined)
-        assert quarantined == self._pages.statistics().num_quarantined, f"{quarantined} quarantined: {self._pages!r}"
-        self._pages.check()
+        assert self._landings.num_taken == len(self._entries), f"{self._landings!r}, {len(self._entries)} tickets"
+        self._landings.check()
 
     def __repr__(self) -> str:
         states = Counter(entry.state.name for entry in self._entries.values())

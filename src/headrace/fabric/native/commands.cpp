@@ -9,6 +9,12 @@
 #include "owner.h"
 
 namespace headrace::fabric {
+namespace {
+
+// What a provider may have taken from a socket and not yet put in its place.
+constexpr std::uint64_t kMaxStaged = std::uint64_t{1} << 20;
+
+}  // namespace
 
 Owner::Peer& Owner::peer_of(std::uint64_t peer) {
   const auto found = peers_.find(peer);
@@ -70,8 +76,25 @@ void Owner::withdraw(Peer& peer) {
   // header passes; then the memory, so that the rest of a write already begun misses it.
   const long rc = peer.access.region ? fi_close(&peer.access.region.release()->fid) : 0;
   peer.alias.detach();
-  detached_.push_back(std::exchange(peer.alias, Mapping()));
+  detached_.push_back({.alias = std::exchange(peer.alias, Mapping()), .connections = endpoint_->connections()});
+  release_detached();
   check("fi_close(region)", rc);
+}
+
+// Peers that come and go must not use up the address space; nor may one fill memory with the rest of a write.
+void Owner::release_detached() {
+  const auto now = endpoint_->connections();
+  const std::uint64_t longest = memory_.length() * std::max<std::uint64_t>(traits_.rma_iov_limit, 1) + kMaxStaged;
+  const auto passed = [&](const Connection& then) {
+    return std::ranges::none_of(*now, [&](const Connection& each) {
+      return each.identity == then.identity && each.num_bytes_taken < then.num_bytes_received + longest;
+    });
+  };
+  for (auto& [alias, connections] : detached_) {
+    alias.discard();
+    if (now && connections) std::erase_if(*connections, passed);
+  }
+  std::erase_if(detached_, [](const Detached& each) { return each.connections && each.connections->empty(); });
 }
 
 void Owner::connect(std::uint64_t peer, const Descriptor& descriptor) {
@@ -101,6 +124,11 @@ void Owner::send(std::uint64_t peer, std::string message) {
       throw InputError("message", "has " + std::to_string(bytes.size()) + " bytes, not 1 to 16 MiB");
     auto queued = std::make_shared<OutgoingMessage>();
     queued->bytes = std::move(bytes);
+    if (to.num_queued_bytes + queued->cost() > kMaxQueuedBytes) {
+      events_.append(SendFailed{peer, FI_ENOBUFS, std::to_string(to.messages.size()) + " messages wait already"});
+      return;
+    }
+    to.num_queued_bytes += queued->cost();
     queued->number = next_message_++;
     to.messages.push_back(std::move(queued));
   });

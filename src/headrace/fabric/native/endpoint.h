@@ -18,6 +18,7 @@
 
 #include "memory.h"
 #include "messages.h"
+#include "sockets.h"
 #include "transfers.h"
 
 namespace headrace::fabric {
@@ -113,6 +114,9 @@ class Endpoint {
   // At most one batch. Makes the provider's progress; completions of operations given up are dropped.
   void read(std::vector<Completion>& completions);
 
+  // Nothing where they cannot be seen.
+  std::optional<std::vector<Connection>> connections() const;
+
   int wait_fd() const { return wait_fd_; }
   bool may_sleep();
 
@@ -127,6 +131,7 @@ class Endpoint {
   void open(const std::string& provider, const Local& local);
   void read_traits();
   void read_error(std::vector<Completion>& completions);
+  bool is_tcp() const { return traits_.provider.find("tcp") != std::string::npos; }
   bool hang_up();
   void grow(OpKind kind);
   Op* claim(void* context);

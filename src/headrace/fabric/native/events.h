@@ -94,6 +94,9 @@ class EventQueue {
     return std::exchange(events_, {});
   }
 
+  // Readable until the next drain, events or not.
+  void ring() { bell_.ring(); }
+
   int fd() const { return bell_.fd(); }
 
  private:

@@ -70,4 +70,6 @@ void Mapping::detach() {
   if (::mmap(data_, length_, PROT_READ | PROT_WRITE, kFlags, -1, 0) == MAP_FAILED) fail("mmap(revoke)");
 }
 
+void Mapping::discard() { ::madvise(data_, length_, MADV_DONTNEED); }
+
 }  // namespace headrace::fabric

@@ -19,6 +19,8 @@ class Mapping {
 
   // Puts anonymous memory where the file was mapped; the addresses stay ours. What still lands here misses the file.
   void detach();
+  // Gives back what landed in detached memory.
+  void discard();
 
  private:
   std::byte* data_ = nullptr;

@@ -29,8 +29,10 @@ std::optional<std::string> MessageAssembler::join(std::span<const std::byte> fra
   if (fragment.size() <= sizeof header) return ++num_dropped, std::nullopt;
   std::memcpy(&header, fragment.data(), sizeof header);
   const auto payload = fragment.subspan(sizeof header);
+  // All fragments but the last are full: what a half received message costs beside its bytes is bounded with them.
   const bool sound = header.magic == kMagic && header.length > 0 && header.length <= kMaxMessage &&
-                     header.offset <= header.length && payload.size() <= header.length - header.offset;
+                     header.offset < header.length &&
+                     payload.size() == std::min<std::size_t>(kPayload, header.length - header.offset);
   if (!sound) return ++num_dropped, std::nullopt;
   const auto* text = reinterpret_cast<const char*>(payload.data());
   auto partial = partials_.find(header.sender);

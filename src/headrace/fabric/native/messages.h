@@ -36,6 +36,7 @@ struct OutgoingMessage {
   bool failed = false;
 
   bool posted() const { return offset == bytes.size(); }
+  std::size_t cost() const { return sizeof *this + bytes.size(); }
 };
 
 // Writes the next fragment of `message` to `fragment`; returns its size. The place moves when it was posted.

@@ -63,6 +63,7 @@ Owner::~Owner() {
 }
 
 void Owner::stop() {
+  if (forked()) return leave_to_parent();
   {
     const std::lock_guard guard(mutex_);
     stopping_ = true;
@@ -70,6 +71,17 @@ void Owner::stop() {
     bell_.knock();
   }
   if (thread_.joinable()) thread_.join();
+}
+
+bool Owner::forked() const { return ::getpid() != process_; }
+
+// A forked child has no owner thread, and shares every connection with its parent: closing them here would break them
+// there. Libfabric's objects are left as they are.
+void Owner::leave_to_parent() {
+  new std::thread(std::move(thread_));
+  for (auto& [id, peer] : peers_) peer.access.region.release();
+  local_.region.release();
+  endpoint_.release();
 }
 
 std::uint64_t Owner::cpu_ns() {
@@ -81,28 +93,33 @@ std::uint64_t Owner::cpu_ns() {
 }
 
 void Owner::push(std::function<void()> command) {
+  if (forked()) throw Closed();  // nobody would answer
   const std::lock_guard guard(mutex_);
   if (failure_) std::rethrow_exception(failure_);
   if (stopping_) throw Closed();
+  queue(std::move(command));
+}
+
+void Owner::queue(std::function<void()> command) {
   commands_.push_back(std::move(command));
   has_commands_ = true;
   bell_.knock();
 }
 
 std::vector<Event> Owner::drain() {
+  if (forked()) throw Closed();
+  const std::lock_guard guard(mutex_);  // a failure comes before both looks or after them
   auto events = events_.drain();
+  if (failure_) {  // what was told before the owner failed is still told, then the failure
+    events_.ring();
+    if (events.empty()) std::rethrow_exception(failure_);
+    return events;
+  }
   std::vector<std::uint64_t> told;
   for (const Event& event : events)
     if (const auto* done = std::get_if<TransferDone>(&event)) told.push_back(done->transfer);
-  {
-    const std::lock_guard guard(mutex_);
-    if (failure_) {  // what was told before the owner failed is still told, then the failure
-      if (events.empty()) std::rethrow_exception(failure_);
-      return events;
-    }
-  }
   // Their ids end here. No answer is needed: commands run in order, so later calls find them gone.
-  if (!told.empty()) push([this, told] { forget(told); });
+  if (!told.empty() && !stopping_) queue([this, told] { forget(told); });
   return events;
 }
 
@@ -114,6 +131,7 @@ void Owner::run() {
     const std::lock_guard guard(mutex_);
     failure_ = std::current_exception();
     give_all_up(error.what());
+    events_.ring();  // where no transfer was open there is nothing to tell but the failure
   }
   shut_down();
 }
@@ -198,7 +216,13 @@ void Owner::shut_down() {
     refused.swap(commands_);
   }
   refused.clear();  // their callers are told Closed
-  for (auto& [id, peer] : peers_) withdraw(peer);
+  for (auto& [id, peer] : peers_) {
+    try {
+      withdraw(peer);
+    } catch (const FabricError&) {
+      // The endpoint goes next, and nothing lands without it.
+    }
+  }
   local_.region.reset();
   endpoint_.reset();
   detached_.clear();

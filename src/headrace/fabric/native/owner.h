@@ -5,6 +5,8 @@
 // digests. Without work it spins for at most 20 us and then sleeps on the completion queue and the bell.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -97,6 +99,8 @@ class Owner {
  private:
   static constexpr std::uint64_t kMaxWindow = 64;
   static constexpr std::uint64_t kSendWindow = 16;
+  // What waits for a peer that takes nothing: above this a message fails at once.
+  static constexpr std::size_t kMaxQueuedBytes = 4 * kMaxMessage;
 
   struct Peer {
     fi_addr_t address = FI_ADDR_UNSPEC;
@@ -105,17 +109,30 @@ class Owner {
     std::optional<Target> target;
     WriteQueue writes;
     std::deque<std::shared_ptr<OutgoingMessage>> messages;
+    std::size_t num_queued_bytes = 0;  // of `messages`
     std::uint64_t num_writes_outstanding = 0;
     std::uint64_t num_sends_outstanding = 0;
     unsigned num_refusals = 0;       // EAGAIN in a row
     std::uint64_t parked_until = 0;  // 0: not parked
     bool may_retry = false;          // parked, but something moved since
     bool refused = false;            // in this turn
+
+    void unqueue(const std::shared_ptr<OutgoingMessage>& message) {
+      if (std::erase(messages, message) > 0) num_queued_bytes -= message->cost();
+    }
+  };
+
+  // A revoked alias, kept while a half received write may still land there: until each connection of that time, if it
+  // could be seen, is closed or has brought more than one write can hold.
+  struct Detached {
+    Mapping alias;
+    std::optional<std::vector<Connection>> connections;
   };
 
   template <class Act>
   auto call(Act act);
   void push(std::function<void()> command);
+  void queue(std::function<void()> command);  // with mutex_ held
 
   // owner.cpp (the loop) and progress.cpp
   void run();
@@ -129,6 +146,8 @@ class Owner {
   void open_lasts();
   void sleep();
   void shut_down();
+  bool forked() const;
+  void leave_to_parent();
   void give_all_up(const std::string& why);
 
   void complete(Completion& completion, std::uint64_t now);
@@ -151,10 +170,12 @@ class Owner {
   bool check_target(Transfer& transfer, const LastWrite& last);
   void queue_program(std::uint64_t step, std::vector<Part> parts, const std::vector<GatedLast>& lasts);
   void withdraw(Peer& peer);
+  void release_detached();
   void give_up(const std::shared_ptr<Transfer>& transfer);
   void settle(const std::shared_ptr<Transfer>& transfer);
   void forget(const std::vector<std::uint64_t>& told);
 
+  const pid_t process_ = ::getpid();
   int memory_fd_;
   Mapping memory_;
   std::unique_ptr<Endpoint> endpoint_;
@@ -171,7 +192,7 @@ class Owner {
   std::map<std::uint64_t, Peer> peers_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Transfer>> transfers_;
   std::map<std::uint64_t, std::vector<std::uint64_t>> steps_;
-  std::vector<Mapping> detached_;  // kept for the endpoint's life: a half received write still lands there
+  std::vector<Detached> detached_;
   Statistics statistics_;
   std::uint64_t next_peer_ = 1;
   std::uint64_t next_transfer_ = 1;

@@ -77,7 +77,7 @@ void Owner::complete_send(Op& op, const Completion& completion) {
     return;
   }
   if (std::exchange(message.failed, true)) return;
-  std::erase(peer.messages, op.message);
+  peer.unqueue(op.message);
   events_.append(SendFailed{op.peer, completion.code, "fi_send: " + completion.text});
 }
 
@@ -152,7 +152,7 @@ bool Owner::post_messages(std::uint64_t id, Peer& peer) {
     if (rc != 0) {
       endpoint_->recycle(op, false);
       if (rc == -FI_EAGAIN) return park(peer), busy;
-      peer.messages.pop_front();
+      peer.unqueue(message);
       message->failed = true;
       events_.append(
           SendFailed{id, static_cast<int>(-rc), std::string("fi_send: ") + fi_strerror(static_cast<int>(-rc))});
@@ -164,7 +164,7 @@ bool Owner::post_messages(std::uint64_t id, Peer& peer) {
     ++message->num_outstanding;
     ++peer.num_sends_outstanding;
     peer.parked_until = 0;
-    if (message->posted()) peer.messages.pop_front();
+    if (message->posted()) peer.unqueue(message);
     busy = true;
   }
   return busy;

@@ -83,7 +83,9 @@ struct Pages {
   // True when every range [at, at + length) of those layers lies in [0, limit).
   bool within(std::uint64_t limit, std::uint32_t layer_begin, std::uint32_t layer_end, std::uint64_t length) const;
   std::uint64_t at(std::uint32_t layer, std::size_t page) const {
-    return static_cast<std::uint64_t>(offset + layer * layer_stride + indices[page] * page_stride);
+    // Modulo 2**64: the sum was found within bounds, its parts may wrap.
+    return static_cast<std::uint64_t>(offset) + layer * static_cast<std::uint64_t>(layer_stride) +
+           static_cast<std::uint64_t>(indices[page]) * static_cast<std::uint64_t>(page_stride);
   }
 };
 
