@@ -1,5 +1,6 @@
 """The simulated network's clock, steps and adversary: kill, hang, cut; and that a seed decides everything."""
 
+import errno
 from dataclasses import replace
 
 import numpy as np
@@ -137,6 +138,24 @@ def test_messages_after_a_noticed_death_stay_queued_and_are_dropped_untold_with_
     pair.writer.fabric.remove_peer(pair.to_reader)
     world.settle()
     assert len(pair.writer.told(SendFailed)) == 1
+
+
+def test_a_message_that_finds_64_mib_of_others_waiting_fails_at_once() -> None:
+    world, pair = calm_pair()
+    world.network.hang(of(pair.writer))  # posts nothing
+    for _ in range(4):
+        pair.writer.fabric.send(pair.to_reader, bytes(16 << 20))
+    assert pair.writer.drain() == 0
+    pair.writer.fabric.send(pair.to_reader, b"one too many")
+    pair.writer.drain()
+    (failed,) = pair.writer.told(SendFailed)
+    assert (failed.peer, failed.code) == (pair.to_reader, errno.ENOBUFS)
+    world.network.wake(of(pair.writer))
+    world.settle()
+    assert [len(message) for message in pair.reader.messages()] == [16 << 20] * 4
+    pair.writer.fabric.send(pair.to_reader, b"there is room again")
+    world.settle()
+    assert pair.reader.messages()[4:] == [b"there is room again"]
 
 
 def test_of_a_removed_peer_no_message_is_told_as_failed() -> None:

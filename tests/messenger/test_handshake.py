@@ -9,9 +9,9 @@ from puppet import PuppetDecoder, PuppetPrefiller
 from test_hello import DIFFERENCES
 
 from headrace.fabric.interface import Descriptor
-from headrace.messenger.decoders import FORGET_REFUSED_S
+from headrace.messenger.known_decoders import FORGET_REFUSED_S
 from headrace.messenger.outcomes import PeerReady, PeerRefused
-from headrace.messenger.prefillers import LONGEST_REPEAT_S
+from headrace.messenger.known_prefillers import LONGEST_REPEAT_S
 from headrace.protocol.messages import Hello, HelloRefused, encode
 from headrace.testing import Faults
 

@@ -96,13 +96,17 @@ class PagePool:
 
     def quarantine(self, pages: Sequence[int]) -> None:
         """Take out of use pages of a ticket that a late write may still reach: private ones, held once."""
+        self.require_private(pages)
+        for page in pages:
+            del self._refcounts[page]
+        self._quarantined.update(pages)
+
+    def require_private(self, pages: Sequence[int]) -> None:
+        """Assert that nobody else holds or may hit these pages: they may be written to, and quarantined."""
         self._require_held(pages)
         for page in pages:
             assert self._refcounts[page] == 1, f"page {page} is held {self._refcounts[page]} times"
             assert page not in self.prefix, f"page {page} is indexed"
-        for page in pages:
-            del self._refcounts[page]
-        self._quarantined.update(pages)
 
     def readmit(self, pages: Sequence[int]) -> None:
         """Free quarantined pages: no write can land in them any more."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ProtocolFault
+from headrace.errors import InputError, ProtocolFault
 from headrace.fabric.interface import (
     DigestId,
     DigestsReady,
@@ -28,15 +28,16 @@ from headrace.fabric.interface import (
     MessageReceived,
     PeerId,
     Reached,
+    SendFailed,
     Surplus,
 )
 from headrace.kvcache.pages import PagePool
 from headrace.messenger import life
 from headrace.messenger.hello import Identity
+from headrace.messenger.known_prefillers import KnownPrefillers, Prefiller
 from headrace.messenger.landings import Landing, Landings, TicketRequest
 from headrace.messenger.life import DECODER, DecoderEffect, DecoderEvent, DecoderState
-from headrace.messenger.outcomes import DecoderOutcome, FailureReason, PeerSuspected, Ready, TicketFailed
-from headrace.messenger.prefillers import Prefiller, Prefillers
+from headrace.messenger.outcomes import DecoderOutcome, FailureReason, LinkSuspected, PeerSuspected, Ready, TicketFailed
 from headrace.protocol.messages import (
     Cancel,
     CancelAck,
@@ -44,6 +45,7 @@ from headrace.protocol.messages import (
     Hello,
     HelloRefused,
     Prefill,
+    RefusalReason,
     Refused,
     Ticket,
     TicketClosed,
@@ -54,11 +56,13 @@ from headrace.protocol.messages import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderOptions:
-    """Seconds. LOST: from Closed to Reached; PATIENCE: for a CancelAck, and again for the drain after it."""
+    """`lost_write_s`: from Closed to Reached. `patience_s`: for a CancelAck, and again for the drain after it; a Cancel
+    is repeated four times in it. `repeat_s`: until the first repetition of a Prefill, doubled from one to the next."""
 
     verify_kv: bool = True
     lost_write_s: float = 0.2
     patience_s: float = 2.0
+    repeat_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,14 @@ class DecoderStatistics:
     num_strange_messages: int  # malformed, or from somebody we do not know
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    reason: FailureReason
+    text: str
+    retry_after_s: float = 0.0
+    refusal: RefusalReason | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class _Entry:
     """One open ticket. Only this module's effects change it."""
@@ -84,12 +96,14 @@ class _Entry:
     target: int
     deadline: float
     state: DecoderState = DecoderState.NEW
-    known: int | None = None  # num_posted
+    num_posted: int | None = None  # as far as it is known
+    repeat_at: float | None = None
+    repeat_after: float
     lost_at: float | None = None
     patience_at: float | None = None
     digest: DigestId | None = None
     cached_len: int = 0  # of the header
-    failure: tuple[FailureReason, str, float] = ("fault", "", 0.0)
+    failure: _Failure = _Failure("fault", "")
 
     @property
     def imm(self) -> Imm:
@@ -109,11 +123,13 @@ class DecoderMessenger:
         rng: random.Random,
         options: DecoderOptions = DecoderOptions(),
     ) -> None:
+        if identity.num_ranks != 1:
+            raise InputError("num_ranks", f"must be 1 (instances of several ranks come later), is {identity.num_ranks}")
         self._fabric = fabric
         self._identity = identity
         self._options = options
         self._landings = Landings(layout=identity.pool, pages=pages, memory=memory, rng=rng)
-        self._prefillers = Prefillers(fabric, identity)
+        self._prefillers = KnownPrefillers(fabric, identity)
         self._entries: dict[Imm, _Entry] = {}
         self._digests: dict[DigestId, _Entry] = {}
         self._outcomes: list[DecoderOutcome] = []
@@ -148,6 +164,7 @@ class DecoderMessenger:
             expected=expected,
             target=expected,
             deadline=now + request.remaining_s,
+            repeat_after=self._options.repeat_s,
         )
         self._entries[landing.imm] = entry
         self._now = now
@@ -197,31 +214,47 @@ class DecoderMessenger:
                 self._on_reached(event)
             case DigestsReady():
                 self._on_digests(event)
+            case SendFailed():
+                self._on_send_failed(event.peer)
             case _:
-                pass  # surplus was seen to; a failed send is told by the deadline; a decoder opens no transfers
+                pass  # surplus was seen to; a decoder opens no transfers
+
+    def _on_send_failed(self, peer: PeerId) -> None:
+        """Messages to this peer were lost: what waits for an answer is repeated soon, not when its time comes."""
+        self._prefillers.send_failed(peer, self._now)
+        for entry in self._entries.values():
+            if entry.prefiller.peer == peer and entry.repeat_at is not None:
+                entry.repeat_at = min(entry.repeat_at, self._now + self._options.repeat_s / 10)
 
     def advance(self, now: float) -> None:
         """Carry out what is due."""
         self._now = now
         self._prefillers.repeat_hellos(now)
         for entry in list(self._entries.values()):
-            if entry.lost_at is not None and entry.lost_at <= now:
-                entry.lost_at = None
-                text = f"not all of {entry.expected} writes arrived"
-                self._fail(entry, DecoderEvent.LOST_TIMER, "lost_write", text)
-            if entry.patience_at is not None and entry.patience_at <= now:
-                entry.patience_at = None
-                entry.failure = ("revoked", f"the prefiller did not account for {entry.ticket} in time", 0.0)
-                self._apply(entry, DecoderEvent.PATIENCE)
-            if entry.deadline <= now and entry.imm in self._entries:
-                entry.deadline = float("inf")
-                self._fail(entry, DecoderEvent.CANCEL, "deadline", "the deadline of the request passed")
+            self._advance(entry, now)
+
+    def _advance(self, entry: _Entry, now: float) -> None:
+        """In this order, since each may end what the next one is about."""
+        if entry.lost_at is not None and entry.lost_at <= now:
+            entry.lost_at = None
+            text = f"not all of {entry.expected} writes arrived"
+            self._fail(entry, DecoderEvent.LOST_TIMER, "lost_write", text)
+        if entry.patience_at is not None and entry.patience_at <= now:
+            entry.patience_at = None
+            entry.failure = _Failure("revoked", f"the prefiller did not account for {entry.ticket} in time")
+            self._apply(entry, DecoderEvent.PATIENCE)
+        if entry.deadline <= now:
+            entry.deadline = float("inf")
+            self._fail(entry, DecoderEvent.CANCEL, "deadline", "the deadline of the request passed")
+        if entry.repeat_at is not None and entry.repeat_at <= now:
+            entry.repeat_at = None
+            self._apply(entry, DecoderEvent.REPEAT_TIMER)
 
     def next_due(self) -> float | None:
         """When `advance` has something to do next."""
         due = [self._prefillers.next_repeat()]
         for entry in self._entries.values():
-            due += [entry.deadline, entry.lost_at, entry.patience_at]
+            due += [entry.deadline, entry.lost_at, entry.patience_at, entry.repeat_at]
         return min((at for at in due if at is not None and at != float("inf")), default=None)
 
     def drain_outcomes(self) -> list[DecoderOutcome]:
@@ -257,23 +290,27 @@ class DecoderMessenger:
             return
         match message:
             case Refused():
-                event = life.refused(known=entry.known)
-                self._fail(entry, event, "refused", f"{message.reason}: {message.text}", message.retry_after_s)
+                failure = _Failure("refused", message.text, message.retry_after_s, message.reason)
+                self._on_told(entry, 0, failure)
             case Failed():
-                self._on_told(entry, message.num_posted, message.reason)
+                posted = f"({message.num_posted} of {entry.expected} writes were posted)"
+                self._on_told(entry, message.num_posted, _Failure("failed", f"{message.reason} {posted}"))
             case CancelAck():
-                self._on_told(entry, message.num_posted, "cancelled by the prefiller")
+                self._on_told(entry, message.num_posted, _Failure("failed", "the prefiller took it for cancelled"))
             case TicketClosed():
-                event = life.closed(num_posted=message.num_posted, known=entry.known, expected=entry.expected)
-                if event is DecoderEvent.CLOSED_TOLD and entry.known is None:
-                    entry.known = entry.expected
+                event = life.closed(num_posted=message.num_posted, known=entry.num_posted, expected=entry.expected)
+                if event is DecoderEvent.CLOSED_TOLD and entry.num_posted is None:
+                    entry.num_posted = entry.expected
                 self._fail(entry, event, "fault", f"closed after {message.num_posted} of {entry.expected} writes")
 
-    def _on_told(self, entry: _Entry, num_posted: int, text: str) -> None:
-        event = life.told(num_posted=num_posted, known=entry.known, expected=entry.expected)
+    def _on_told(self, entry: _Entry, num_posted: int, failure: _Failure) -> None:
+        event = life.told(num_posted=num_posted, known=entry.num_posted, expected=entry.expected)
         if event is DecoderEvent.TOLD:
-            entry.known = num_posted
-        self._fail(entry, event, "failed", f"{text} ({num_posted} of {entry.expected} writes were posted)")
+            entry.num_posted = num_posted
+        if event is DecoderEvent.CONTRADICTED:
+            known = "unknown" if entry.num_posted is None else entry.num_posted
+            failure = _Failure("fault", f"{num_posted} of {entry.expected} writes posted, known before: {known}")
+        self._fail_with(entry, event, failure)
 
     def _on_surplus(self, event: Surplus) -> None:
         self._counts["surplus"] += 1
@@ -287,7 +324,7 @@ class DecoderMessenger:
             return
         happened = life.reached(arrivals=event.arrivals, target=entry.target)
         if happened is DecoderEvent.REACHED:
-            entry.known = event.arrivals
+            entry.num_posted = event.arrivals
         self._fail(entry, happened, "fault", f"{event.arrivals} writes arrived, {entry.target} were posted")
 
     def _on_digests(self, event: DigestsReady) -> None:
@@ -303,14 +340,15 @@ class DecoderMessenger:
 
     # ---- effects -----------------------------------------------------------------------------------------------
 
-    def _fail(
-        self, entry: _Entry, event: DecoderEvent, reason: FailureReason, text: str, retry_after_s: float = 0.0
-    ) -> None:
+    def _fail(self, entry: _Entry, event: DecoderEvent, reason: FailureReason, text: str) -> None:
+        self._fail_with(entry, event, _Failure(reason, text))
+
+    def _fail_with(self, entry: _Entry, event: DecoderEvent, failure: _Failure) -> None:
         """Apply an event; if it is the one that ends the request, this is why."""
         if event is DecoderEvent.CONTRADICTED:
-            entry.failure = ("fault", f"the prefiller contradicts itself: {text}", 0.0)
+            entry.failure = _Failure("fault", f"the prefiller contradicts itself: {failure.text}")
         elif entry.state in (DecoderState.NEW, DecoderState.OPEN, DecoderState.VERIFYING):
-            entry.failure = (reason, text, retry_after_s)
+            entry.failure = failure
         self._apply(entry, event)
 
     def _apply(self, entry: _Entry, event: DecoderEvent) -> None:
@@ -325,12 +363,15 @@ class DecoderMessenger:
                 self._fabric.arm(entry.imm, entry.expected)
             case DecoderEffect.SEND_PREFILL:
                 self._fabric.send(entry.prefiller.peer, self._prefill_message(entry))
+                entry.repeat_at = self._now + entry.repeat_after
+                entry.repeat_after *= 2
             case DecoderEffect.SEND_CANCEL:
                 cancel = Cancel(sender=self._identity.uuid, ticket=entry.ticket)
                 self._fabric.send(entry.prefiller.peer, encode(cancel))
+                entry.repeat_at = self._now + self._options.patience_s / 4
             case DecoderEffect.RETARGET:
-                assert entry.known is not None, "retarget without num_posted"
-                entry.target = entry.known
+                assert entry.num_posted is not None, "retarget without num_posted"
+                entry.target = entry.num_posted
                 self._fabric.retarget(entry.imm, entry.target)
             case DecoderEffect.START_DIGESTS:
                 self._start_digests(entry)
@@ -340,6 +381,7 @@ class DecoderMessenger:
                 entry.patience_at = self._now + self._options.patience_s
             case DecoderEffect.SUSPECT_LINK:
                 self._counts["wrong_bytes"] += 1
+                self._tell(LinkSuspected(peer=entry.prefiller.peer, text=entry.failure.text))
             case DecoderEffect.QUARANTINE_PAGES:
                 self._landings.quarantine(entry.landing)
             case DecoderEffect.KEEP_PAGES:
@@ -366,7 +408,7 @@ class DecoderMessenger:
                 token_ids=request.token_ids,
                 pages=request.pages,
                 aux_slot=entry.landing.slot,
-                remaining_s=request.remaining_s,
+                remaining_s=max(0.0, entry.deadline - self._now),
             )
         )
 
@@ -399,22 +441,23 @@ class DecoderMessenger:
         self._outcomes.append(Ready(request_id=request.request_id, imm=entry.imm, cached_len=cached_len))
 
     def _answer_failed(self, entry: _Entry) -> None:
-        reason, text, retry_after_s = entry.failure
-        self._failures[reason] += 1
+        failure = entry.failure
+        self._failures[failure.reason] += 1
         self._outcomes.append(
             TicketFailed(
                 request_id=entry.landing.request.request_id,
                 imm=entry.imm,
-                reason=reason,
-                text=text,
-                retry_after_s=retry_after_s,
+                reason=failure.reason,
+                text=failure.text,
+                retry_after_s=failure.retry_after_s,
+                refusal=failure.refusal,
             )
         )
 
     def _revoke(self, prefiller: Prefiller, reason: FailureReason, text: str, cause: _Entry | None = None) -> None:
         self._prefillers.revoke(prefiller, self._now)
         self._counts["revokes"] += 1
-        self._outcomes.append(PeerSuspected(peer=prefiller.peer, text=cause.failure[1] if cause else text))
+        self._outcomes.append(PeerSuspected(peer=prefiller.peer, text=cause.failure.text if cause else text))
         if cause is not None:
             self._apply(cause, DecoderEvent.REVOKED)  # its own reason stands
         self._revoked(prefiller, reason, text)

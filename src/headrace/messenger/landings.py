@@ -21,10 +21,11 @@ from headrace.errors import InputError
 from headrace.fabric.interface import Digests, Imm, PageReads, PeerId
 from headrace.kvcache.layout import PoolLayout
 from headrace.kvcache.pages import PagePool
+from headrace.kvcache.prefix import MAX_TOKEN_ID
 from headrace.messenger.aux import AuxHeader, aux_bytes, digests_in
 from headrace.messenger.plan import PromptPages, TransferPlan
 from headrace.messenger.slots import TicketSlots
-from headrace.protocol.messages import Ticket
+from headrace.protocol.messages import MAX_NAME, MOST_REMAINING_S, Ticket, is_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,10 @@ class Landings:
         self._taken: dict[Imm, Landing] = {}
 
     def try_take(self, request: TicketRequest) -> Landing | None:
-        """None when every slot is in use. Raises InputError when there is nothing to fetch, or into wrong pages."""
+        """None when every slot is in use. Raises InputError when there is nothing to fetch, or into wrong pages: all
+        that the wire or a later step would not take is found here, before anything is taken."""
         prompt = self._check(request)
+        self._pages.require_private(request.pages)
         taken = self._slots.try_take()
         if taken is None:
             return None
@@ -85,8 +88,13 @@ class Landings:
             raise InputError("pages", f"must be {prompt.num_sent} for this prompt, are {len(request.pages)}")
         if len(set(request.pages)) < prompt.num_sent or not 0 <= min(request.pages) <= max(request.pages) < num_pages:
             raise InputError("pages", f"must be distinct and in 0..{num_pages - 1}, are {request.pages}")
-        if not request.remaining_s >= 0:  # NaN is no deadline either
-            raise InputError("remaining_s", f"must be at least 0, is {request.remaining_s}")
+        if not 0 <= request.remaining_s <= MOST_REMAINING_S:  # NaN is no deadline either
+            raise InputError("remaining_s", f"must be in 0..{MOST_REMAINING_S:.0f}, is {request.remaining_s}")
+        if not 0 <= min(request.token_ids) <= max(request.token_ids) <= MAX_TOKEN_ID:
+            raise InputError("token_ids", f"must be in 0..{MAX_TOKEN_ID}")
+        for field, name in (("request_id", request.request_id), ("lease", request.lease)):
+            if not is_name(name):
+                raise InputError(field, f"must be at most {MAX_NAME} characters of valid Unicode")
         if aux_bytes(prompt.num_sent) > self._layout.aux_slot_bytes:
             raise InputError("token_ids", f"{prompt.num_tokens} are more than an aux slot has digests for")
         return prompt

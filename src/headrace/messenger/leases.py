@@ -65,12 +65,13 @@ class Leases:
             or interactive == 0  # behind background work only: a long prompt of this tier must run some time
         )
 
-    def use(self, lease: str, request_id: str) -> bool:
-        """The request's Prefill came. False when the lease is unknown, ended, another's, or was used before."""
-        if not self.is_unused(lease, request_id):
-            return False
+    def use(self, lease: str, request_id: str, *, num_tokens: int) -> Tier | None:
+        """The request's Prefill came, with num_tokens to compute -> its tier. None when the lease is unknown, ended,
+        another's, used before, or smaller than that: more would be queued here than was granted."""
+        if not self.is_unused(lease, request_id) or self._leases[lease].num_tokens < num_tokens:
+            return None
         self._leases[lease].unused_until = None
-        return True
+        return self._leases[lease].tier
 
     def is_unused(self, lease: str, request_id: str) -> bool:
         """Whether it is this request's, and no Prefill came yet."""

@@ -53,12 +53,12 @@ class DecoderEvent(Enum):
     DIGESTS_EQUAL = auto()
     DIGESTS_DIFFER = auto()  # or the aux header is another ticket's
     CANCEL = auto()  # abort, or the request's deadline
-    REFUSED = auto()  # nothing was or will be posted
-    TOLD = auto()  # num_posted learnt from Failed or CancelAck
+    TOLD = auto()  # num_posted learnt from Failed, CancelAck, or Refused (which says 0)
     TOLD_AGAIN = auto()  # the num_posted that is known already
     CLOSED_TOLD = auto()  # the prefiller says that everything was posted and completed
     CONTRADICTED = auto()  # the peer broke the rules of counting
     LOST_TIMER = auto()  # the time from CLOSED_TOLD to Reached is over
+    REPEAT_TIMER = auto()  # no answer for a while: what was sent may be lost
     PATIENCE = auto()  # the time for CancelAck, or for the drain, is over
     REVOKED = auto()  # no write of the peer can land any more (`revoke` returned), for whichever ticket's sake
 
@@ -120,6 +120,7 @@ class PrefillerEffect(Enum):
     SEND_FAILED = auto()
     SEND_CANCEL_ACK = auto()
     SEND_CLOSED = auto()
+    SEND_AGAIN = auto()  # the last of these, if one was sent
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------
@@ -167,9 +168,9 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
         S.OPEN: {
             E.REACHED: Move(S.VERIFYING, (F.START_DIGESTS,)),
             E.CANCEL: Move(S.CANCELLING, (F.QUARANTINE_PAGES, F.SEND_CANCEL, F.START_PATIENCE, F.ANSWER_FAILED)),
-            E.REFUSED: failed,
             E.TOLD: Move(S.DRAINING, (F.QUARANTINE_PAGES, F.RETARGET, F.START_PATIENCE, F.ANSWER_FAILED)),
             E.CLOSED_TOLD: Move(S.OPEN, (F.START_LOST_TIMER,)),
+            E.REPEAT_TIMER: Move(S.OPEN, (F.SEND_PREFILL,)),
             E.LOST_TIMER: Move(S.DRAINING, (F.SUSPECT_LINK, F.QUARANTINE_PAGES, F.START_PATIENCE, F.ANSWER_FAILED)),
             E.CONTRADICTED: Move(S.OPEN, (F.REVOKE_PEER,)),
             E.REVOKED: failed,
@@ -183,17 +184,16 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
         },
         S.CANCELLING: {
             E.REACHED: freed,  # `expected` arrived before the peer saw the Cancel: there is nothing beyond it
-            E.REFUSED: freed,
             E.TOLD: Move(S.DRAINING, (F.RETARGET, F.START_PATIENCE)),
             E.TOLD_AGAIN: Move(S.DRAINING, (F.START_PATIENCE,)),
             E.CLOSED_TOLD: Move(S.DRAINING, (F.START_PATIENCE,)),  # the counter stands at `expected` already
             E.CONTRADICTED: Move(S.CANCELLING, (F.REVOKE_PEER,)),
+            E.REPEAT_TIMER: Move(S.CANCELLING, (F.SEND_CANCEL,)),
             E.PATIENCE: Move(S.CANCELLING, (F.REVOKE_PEER,)),
             E.REVOKED: freed,
         },
         S.DRAINING: {
             E.REACHED: freed,
-            E.REFUSED: freed,  # num_posted is 0: CancelAck overtook it
             E.CONTRADICTED: Move(S.DRAINING, (F.REVOKE_PEER,)),
             E.PATIENCE: Move(S.DRAINING, (F.REVOKE_PEER,)),
             E.REVOKED: freed,
@@ -206,10 +206,10 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
         S.VERIFYING: (
             E.OPENED,
             E.REACHED,
-            E.REFUSED,  # this and TOLD would be CONTRADICTED: num_posted is known from Reached on
-            E.TOLD,
+            E.TOLD,  # would be CONTRADICTED: num_posted is known from Reached on
             E.TOLD_AGAIN,
             E.CLOSED_TOLD,
+            E.REPEAT_TIMER,
             E.LOST_TIMER,
             E.PATIENCE,
         ),
@@ -222,6 +222,7 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
             E.TOLD,
             E.TOLD_AGAIN,
             E.CLOSED_TOLD,
+            E.REPEAT_TIMER,
             E.LOST_TIMER,
         ),
         S.CLOSED: tuple(E),
@@ -232,13 +233,15 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
 def _prefiller_table() -> Mapping[tuple[PrefillerState, PrefillerEvent], PrefillerMove]:
     S, E, F = PrefillerState, PrefillerEvent, PrefillerEffect  # noqa: N806
     acknowledge = (F.SEND_CANCEL_ACK,)  # idempotent: the same num_posted as often as it is asked for
+    again = (F.SEND_AGAIN,)  # a decoder that asks again may have missed the answer
     stop = (F.CLOSE_LIST, F.DROP_JOB, F.END_LEASE)
     moves = {
         S.UNSEEN: {
             E.PREFILL: Move(S.OPEN, (F.REMEMBER, F.OPEN_LIST, F.START_JOB)),
             # Remembered: a second copy of this Prefill must not find room after the decoder reused the pages.
             E.REFUSE: Move(S.DONE, (F.REMEMBER, F.END_LEASE, F.SEND_REFUSED)),
-            E.PREFILL_STALE: Move(S.UNSEEN, (F.END_LEASE,)),
+            # Its slot or epoch has gone on, so the decoder has closed it; or the serial order of generations wrapped.
+            E.PREFILL_STALE: Move(S.UNSEEN, (F.END_LEASE, F.SEND_REFUSED)),
             E.CANCEL: Move(S.DONE, (F.REMEMBER, F.SEND_CANCEL_ACK)),
         },
         S.OPEN: {
@@ -260,6 +263,7 @@ def _prefiller_table() -> Mapping[tuple[PrefillerState, PrefillerEvent], Prefill
             E.TARGET_EXITED: Move(S.DONE, (F.RELEASE_SOURCE,)),
         },
         S.ENDED: {
+            E.PREFILL_STALE: Move(S.ENDED, again),
             E.CANCEL: Move(S.ENDED, acknowledge),
             E.LIST_DONE: Move(S.SETTLED, ()),
             E.LIST_FAILED: Move(S.SETTLED, ()),
@@ -267,22 +271,24 @@ def _prefiller_table() -> Mapping[tuple[PrefillerState, PrefillerEvent], Prefill
             E.ENGINE_LEFT: Move(S.DRAINING, ()),
         },
         S.DRAINING: {
+            E.PREFILL_STALE: Move(S.DRAINING, again),
             E.CANCEL: Move(S.DRAINING, acknowledge),
             E.LIST_DONE: Move(S.DONE, (F.RELEASE_SOURCE,)),
             E.LIST_FAILED: Move(S.DONE, (F.RELEASE_SOURCE,)),
             E.TARGET_EXITED: Move(S.DONE, (F.RELEASE_SOURCE,)),
         },
         S.SETTLED: {
+            E.PREFILL_STALE: Move(S.SETTLED, again),
             E.CANCEL: Move(S.SETTLED, acknowledge),
             E.STEP_FAILED: Move(S.SETTLED, (F.DROP_JOB,)),  # with its last write completed: the decoder has all of it
             E.ENGINE_LEFT: Move(S.DONE, (F.END_LEASE, F.RELEASE_SOURCE)),
         },
         S.DONE: {
             E.CANCEL: Move(S.DONE, acknowledge),
-            E.PREFILL_STALE: Move(S.DONE, (F.END_LEASE,)),
+            E.PREFILL_STALE: Move(S.DONE, (F.END_LEASE, F.SEND_AGAIN)),
         },
     }
-    starts = (E.PREFILL, E.REFUSE, E.PREFILL_STALE)  # never Refused here: the first copy may be running
+    starts = (E.PREFILL, E.REFUSE)  # a second copy is stale, whatever its lease
     idle = {
         S.UNSEEN: (
             E.STEP_FAILED,
@@ -293,8 +299,8 @@ def _prefiller_table() -> Mapping[tuple[PrefillerState, PrefillerEvent], Prefill
             E.NEWER_EPOCH,
             E.TARGET_EXITED,
         ),
-        S.OPEN: starts,
-        S.SENDING: (*starts, E.STEP_FAILED, E.ENGINE_LEFT),
+        S.OPEN: (*starts, E.PREFILL_STALE),  # never Refused here: the first copy is running
+        S.SENDING: (*starts, E.PREFILL_STALE, E.STEP_FAILED, E.ENGINE_LEFT),
         S.ENDED: (*starts, E.STEP_FAILED, E.DEADLINE, E.NEWER_EPOCH),
         S.DRAINING: (*starts, E.STEP_FAILED, E.DEADLINE, E.NEWER_EPOCH, E.ENGINE_LEFT),
         S.SETTLED: (
@@ -324,8 +330,8 @@ def reached(*, arrivals: int, target: int) -> DecoderEvent:
 
 
 def told(*, num_posted: int, known: int | None, expected: int) -> DecoderEvent:
-    """The event of Failed or CancelAck. `known` is num_posted as far as the decoder knows it: by an earlier message,
-    or `expected` once that many arrived."""
+    """The event of Failed, CancelAck, or Refused (with num_posted 0). `known` is num_posted as far as the decoder
+    knows it: by an earlier message, or `expected` once that many arrived."""
     if num_posted > expected or known not in (None, num_posted):
         return DecoderEvent.CONTRADICTED
     return DecoderEvent.TOLD if known is None else DecoderEvent.TOLD_AGAIN
@@ -336,11 +342,6 @@ def closed(*, num_posted: int, known: int | None, expected: int) -> DecoderEvent
     if num_posted != expected or known not in (None, expected):
         return DecoderEvent.CONTRADICTED
     return DecoderEvent.CLOSED_TOLD
-
-
-def refused(*, known: int | None) -> DecoderEvent:
-    """The event of Refused, which says that num_posted is 0."""
-    return DecoderEvent.REFUSED if known in (None, 0) else DecoderEvent.CONTRADICTED
 
 
 def prefill(*, is_new: bool, may_run: bool) -> PrefillerEvent:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from headrace.fabric.interface import Imm, PeerId
 from headrace.messenger.process import ProcessName
-from headrace.protocol.messages import Ticket
+from headrace.protocol.messages import RefusalReason, Ticket, Tier
 
 FailureReason = Literal[
     "refused", "failed", "cancelled", "deadline", "lost_write", "corrupt", "peer_lost", "revoked", "fault"
@@ -23,13 +23,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TicketFailed:
-    """The ticket is over for its request. Its pages stay with the messenger, which frees them when that is safe."""
+    """The ticket is over for its request. Its pages stay with the messenger, which frees them when that is safe.
+    `refusal` says why the prefiller refused, where reason is "refused": too_long is for ever, no_room is not."""
 
     request_id: str
     imm: Imm
     reason: FailureReason
     text: str
     retry_after_s: float
+    refusal: RefusalReason | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,15 @@ class PeerSuspected:
     text: str
 
 
-DecoderOutcome = Ready | TicketFailed | PeerReady | PeerRefused | PeerSuspected
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSuspected:
+    """Bytes of this peer came wrong or not at all, and the ticket was failed. Once is an accident."""
+
+    peer: PeerId
+    text: str
+
+
+DecoderOutcome = Ready | TicketFailed | PeerReady | PeerRefused | PeerSuspected | LinkSuspected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +77,7 @@ class PrefillJob:
 
     ticket: Ticket
     request_id: str
+    tier: Tier
     token_ids: tuple[int, ...]
     pages: tuple[int, ...]
     cached_len: int  # p

@@ -97,6 +97,14 @@ class TransferPlan:
         return num_pages * sum(route.messages_per_page for route in self.into(dst_rank)) + 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a prefiller writes: a decoder's pool, and the plan into it."""
+
+    pool: PoolLayout
+    plan: TransferPlan
+
+
 def plan_transfer(src: Sharding, dst: Sharding) -> TransferPlan:
     """The routes from every rank of `src` to every rank of `dst`.
 

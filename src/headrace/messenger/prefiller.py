@@ -13,7 +13,7 @@ this file turns messages, fabric results, steps and timers into its events and c
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,12 +33,12 @@ from headrace.fabric.interface import (
 )
 from headrace.kvcache.pages import PagePool
 from headrace.messenger import life
-from headrace.messenger.decoders import Decoder, Decoders
 from headrace.messenger.hello import Identity
+from headrace.messenger.known_decoders import Decoder, KnownDecoders, Tombstone
 from headrace.messenger.leases import Leases
 from headrace.messenger.life import PREFILLER, PrefillerEffect, PrefillerEvent, PrefillerState
 from headrace.messenger.outcomes import JobDropped, PeerReady, PeerRefused, PrefillerOutcome, PrefillJob
-from headrace.messenger.sources import Refusal, Source, Sources, Target
+from headrace.messenger.sources import Refusal, Source, Sources
 from headrace.protocol.messages import (
     AnyMessage,
     Cancel,
@@ -51,7 +51,9 @@ from headrace.protocol.messages import (
     Reserve,
     Ticket,
     TicketClosed,
+    Tier,
     Wait,
+    clipped,
     decode,
     encode,
 )
@@ -97,6 +99,7 @@ class _Job:
 
     ticket: Ticket
     decoder: Decoder
+    tier: Tier = "interactive"  # of its lease
     lease: str | None = None  # None: cancelled before it was seen
     state: PrefillerState = PrefillerState.UNSEEN
     accepted: Source | None = None
@@ -107,6 +110,13 @@ class _Job:
     num_unknown: int = 0
     reason: str = ""
     refusal: Refusal | None = None
+    answer: bytes | None = None  # the last one sent
+
+    def rise_from(self, tombstone: Tombstone) -> None:
+        """It is over, and this is how it ended."""
+        self.state = PrefillerState.DONE
+        self.num_posted, self.num_unknown = tombstone.num_posted, tombstone.num_unknown
+        self.answer = tombstone.answer
 
     @property
     def source(self) -> Source:
@@ -138,6 +148,8 @@ class PrefillerMessenger:
         memory: NDArray[np.uint8],
         options: PrefillerOptions = PrefillerOptions(),
     ) -> None:
+        if identity.num_ranks != 1:
+            raise InputError("num_ranks", f"must be 1 (instances of several ranks come later), is {identity.num_ranks}")
         self._fabric = fabric
         self._identity = identity
         self._layout = identity.pool
@@ -145,7 +157,7 @@ class PrefillerMessenger:
         self._options = options
         self._sources = Sources(layout=identity.pool, pages=pages, memory=memory, salt=identity.fingerprint.encode())
         self._leases = Leases(capacity_tokens=options.lease_tokens, reserve_tokens=options.reserve_tokens)
-        self._decoders = Decoders(fabric, identity)
+        self._decoders = KnownDecoders(fabric, identity)
         self._jobs: dict[Ticket, _Job] = {}
         self._of_transfer: dict[TransferId, _Job] = {}
         self._steps: dict[int, _Step] = {}
@@ -183,20 +195,20 @@ class PrefillerMessenger:
             raise InputError("chunk", "must be one for each ticket of a step")
         if step <= self._last_step:
             raise InputError("step", f"must rise, is {step} after {self._last_step}")
-        self._last_step = step
         writes: list[tuple[TransferId, PageWrites]] = []
         last: list[tuple[TransferId, int, LastWrite]] = []
         for job, chunk in zip(jobs, chunks, strict=True):
             prompt = job.source.prompt
-            writes += [
-                (job.transfer, w) for w in self._sources.writes(job.source, prompt.completed_by(chunk.begin, chunk.end))
-            ]
+            completed = prompt.completed_by(chunk.begin, chunk.end)
+            writes += [(job.transfer, write) for write in self._sources.writes(job.source, completed)]
             if chunk.end == prompt.num_prefilled:
                 last.append((job.transfer, self._layout.kv.num_layers, self._sources.last_write(job.source)))
-            job.in_step = True
         if writes or last:
             self._fabric.submit_program(step, writes, last)
+        self._last_step = step
         self._steps[step] = _Step(tuple(chunks), bool(writes or last), jobs)
+        for job in jobs:
+            job.in_step = True
 
     def _check_chunk(self, chunk: Chunk) -> _Job:
         job = self._jobs.get(chunk.ticket)
@@ -213,7 +225,7 @@ class PrefillerMessenger:
     def commit_step(self, step: int, now: float) -> None:
         """Every layer of the step is computed and the counter stands at its end."""
         self._now = now
-        ended = self._steps.pop(step)
+        ended = self._end_step(step)
         for job, chunk in zip(ended.jobs, ended.chunks, strict=True):
             job.in_step = False
             job.source.computed = chunk.end
@@ -226,7 +238,7 @@ class PrefillerMessenger:
         """The step failed in the middle: what its layers had not computed is never sent. Called before the layer
         counter moves on."""
         self._now = now
-        ended = self._steps.pop(step)
+        ended = self._end_step(step)
         if ended.has_program:
             self._fabric.fail_step(step)
         for job in ended.jobs:
@@ -237,12 +249,33 @@ class PrefillerMessenger:
             if not was_open:
                 self._apply(job, PrefillerEvent.ENGINE_LEFT)
 
+    def _end_step(self, step: int) -> _Step:
+        if step not in self._steps:
+            raise InputError("step", f"{step} is not running")
+        return self._steps.pop(step)
+
+    def fail_job(self, ticket: Ticket, reason: str, now: float) -> None:
+        """The engine will not compute this prompt (it drains, or cannot). A ticket that is over is left alone.
+
+        Raises InputError while a step runs with it: that step is failed instead.
+        """
+        job = self._jobs.get(ticket)
+        if job is None:
+            return
+        if job.in_step:
+            raise InputError("ticket", f"{ticket} is in a running step: fail the step")
+        self._now = now
+        job.reason = reason
+        self._apply(job, PrefillerEvent.STEP_FAILED)
+
     def peer_exited(self, peer: PeerId, now: float) -> None:
         """The decoder's process is gone for good: nothing reads the source pages for it. Idempotent."""
         self._now = now
         decoder = self._decoders.of_peer(peer)
-        if decoder is None:
-            return
+        if decoder is not None:
+            self._forget(decoder)
+
+    def _forget(self, decoder: Decoder) -> None:
         self._decoders.forget(decoder)
         for job in [j for j in self._jobs.values() if j.decoder is decoder]:
             self._apply(job, PrefillerEvent.TARGET_EXITED)
@@ -309,6 +342,9 @@ class PrefillerMessenger:
                 self._counts["strange"] += 1
 
     def _on_hello(self, message: Hello) -> None:
+        replaced = self._decoders.replaced_by(message)
+        if replaced is not None:
+            self._forget(replaced)
         try:
             outcome = self._decoders.on_hello(message, self._now)
         except (InputError, FabricError):  # its address is none, or somebody else's: there is nobody to answer
@@ -330,9 +366,15 @@ class PrefillerMessenger:
         # Another request's lease (names begin anew with every prefiller) is neither used nor ended by this one.
         is_its_own = self._leases.is_unused(message.lease, message.request_id)
         job = _Job(ticket=message.ticket, decoder=decoder, lease=message.lease if is_its_own else None)
+        tombstone = decoder.remembered(message.ticket)
         is_new = decoder.is_new(message.ticket)
-        if is_new:
+        if tombstone is not None:
+            job.rise_from(tombstone)
+        elif is_new:
             self._admit(job, message)
+        else:
+            text = "the epoch is over, or the slot has had a newer ticket"
+            job.refusal = Refusal(reason="stale", text=text)
         self._apply(job, life.prefill(is_new=is_new, may_run=job.accepted is not None))
 
     def _on_cancel(self, decoder: Decoder, ticket: Ticket) -> None:
@@ -341,8 +383,7 @@ class PrefillerMessenger:
             job = _Job(ticket=ticket, decoder=decoder)
             tombstone = decoder.remembered(ticket)
             if tombstone is not None:
-                job.state = PrefillerState.DONE
-                job.num_posted, job.num_unknown = tombstone.num_posted, tombstone.num_unknown
+                job.rise_from(tombstone)
             elif not decoder.is_new(ticket):
                 return  # of an older epoch or an older use of the slot: over at the decoder
         self._apply(job, PrefillerEvent.CANCEL)
@@ -351,30 +392,37 @@ class PrefillerMessenger:
 
     def _admit(self, job: _Job, message: Prefill) -> None:
         """Take lease and source, or neither and say why in `job.refusal`."""
-        target = Target(pool=job.decoder.pool, plan=job.decoder.plan)
-        job.refusal = self._sources.why_not(message, target) or self._over_the_cap(job.decoder)
+        destination = job.decoder.destination
+        job.refusal = self._sources.why_not(message, destination) or self._over_the_cap(job.decoder)
         if job.refusal is not None:
             return
-        source = self._sources.try_take(message, target)
+        source = self._sources.try_take(message, destination)
         if source is None:
             text = "pages or aux slots of the prefiller are all in use"
             job.refusal = Refusal(reason="no_room", text=text, retry_after_s=self._options.retry_after_s)
-        elif not self._leases.use(message.lease, message.request_id):
+            return
+        tier = self._leases.use(message.lease, message.request_id, num_tokens=source.prompt.num_prefilled)
+        if tier is None:
             self._sources.release(source)
-            text = f"lease {message.lease!r} is not that of request {message.request_id!r}, or is over"
+            text = "lease: must be the request's own, unused, not over, and of as many tokens as the prompt"
             job.refusal = Refusal(reason="no_lease", text=text)
-        else:
-            job.accepted = source
-            job.deadline = self._now + message.remaining_s
+            return
+        job.accepted = source
+        job.tier = tier
+        job.deadline = self._now + message.remaining_s
 
     def _over_the_cap(self, decoder: Decoder) -> Refusal | None:
-        held = sum(
-            len(job.source.pages) for job in self._jobs.values() if job.decoder is decoder and job.state in HOLDING
-        )
+        """Pages that only this decoder's slowness keeps. What its running tickets hold is bounded by their leases."""
+        held = self._num_held_pages(job for job in self._jobs.values() if job.decoder is decoder)
         if held <= self._options.held_share * self._layout.num_pages:
             return None
         text = f"this decoder has not taken {held} pages of earlier tickets"
         return Refusal(reason="held_cap", text=text, retry_after_s=self._options.retry_after_s)
+
+    @staticmethod
+    def _num_held_pages(jobs: Iterable[_Job]) -> int:
+        """Each page once: tickets share those of a common prefix."""
+        return len({page for job in jobs if job.state in HOLDING for page in job.source.pages})
 
     # ---- effects -----------------------------------------------------------------------------------------------
 
@@ -387,7 +435,7 @@ class PrefillerMessenger:
     def _carry_out(self, job: _Job, effect: PrefillerEffect) -> None:
         match effect:
             case PrefillerEffect.REMEMBER:
-                job.decoder.remember(job.ticket)
+                self._remember(job)
             case PrefillerEffect.OPEN_LIST:
                 self._open_list(job)
             case PrefillerEffect.START_JOB:
@@ -404,23 +452,31 @@ class PrefillerMessenger:
             case PrefillerEffect.SEND_REFUSED:
                 self._send_refused(job)
             case PrefillerEffect.SEND_FAILED:
-                self._send(job, self._failed(job))
+                self._answer(job, self._failed(job))
             case PrefillerEffect.SEND_CANCEL_ACK:
-                self._send(
-                    job,
-                    CancelAck(
-                        sender=self._identity.uuid,
-                        ticket=job.ticket,
-                        num_posted=job.num_posted,
-                        num_unknown=job.num_unknown,
-                    ),
-                )
+                self._answer(job, self._cancel_ack(job))
             case PrefillerEffect.SEND_CLOSED:
                 self._counts["closed"] += 1
-                self._send(job, TicketClosed(sender=self._identity.uuid, ticket=job.ticket, num_posted=job.num_posted))
+                closed = TicketClosed(sender=self._identity.uuid, ticket=job.ticket, num_posted=job.num_posted)
+                self._answer(job, closed)
+            case PrefillerEffect.SEND_AGAIN:
+                if job.answer is not None:
+                    self._fabric.send(job.decoder.peer, job.answer)
 
-    def _send(self, job: _Job, message: AnyMessage) -> None:
-        self._fabric.send(job.decoder.peer, encode(message))
+    def _answer(self, job: _Job, message: AnyMessage) -> None:
+        """Say how the ticket ended, and keep it for a decoder that asks again."""
+        job.answer = encode(message)
+        self._fabric.send(job.decoder.peer, job.answer)
+        if job.state is PrefillerState.DONE:
+            self._remember(job)
+
+    def _remember(self, job: _Job) -> None:
+        job.decoder.remember(job.ticket, num_posted=job.num_posted, num_unknown=job.num_unknown, answer=job.answer)
+
+    def _cancel_ack(self, job: _Job) -> CancelAck:
+        return CancelAck(
+            sender=self._identity.uuid, ticket=job.ticket, num_posted=job.num_posted, num_unknown=job.num_unknown
+        )
 
     def _failed(self, job: _Job) -> Failed:
         return Failed(
@@ -428,7 +484,7 @@ class PrefillerMessenger:
             ticket=job.ticket,
             num_posted=job.num_posted,
             num_unknown=job.num_unknown,
-            reason=job.reason,
+            reason=clipped(job.reason),
         )
 
     def _send_refused(self, job: _Job) -> None:
@@ -439,10 +495,10 @@ class PrefillerMessenger:
             sender=self._identity.uuid,
             ticket=job.ticket,
             reason=refusal.reason,
-            text=refusal.text,
+            text=clipped(refusal.text),
             retry_after_s=refusal.retry_after_s,
         )
-        self._send(job, message)
+        self._answer(job, message)
 
     def _open_list(self, job: _Job) -> None:
         """The write list, and on it what needs no step: the pages that the prefix index had."""
@@ -468,6 +524,7 @@ class PrefillerMessenger:
             PrefillJob(
                 ticket=job.ticket,
                 request_id=source.message.request_id,
+                tier=job.tier,
                 token_ids=source.message.token_ids,
                 pages=source.pages,
                 cached_len=source.cached_len,
@@ -482,7 +539,7 @@ class PrefillerMessenger:
 
     def _release_source(self, job: _Job) -> None:
         self._sources.release(job.source)
-        job.decoder.remember(job.ticket, num_posted=job.num_posted, num_unknown=job.num_unknown)
+        self._remember(job)
         del self._jobs[job.ticket]
         # Still there when the target has exited: then the result tells nobody anything.
         self._of_transfer.pop(job.transfer, None)
@@ -491,10 +548,9 @@ class PrefillerMessenger:
     # ---- state shows itself ------------------------------------------------------------------------------------
 
     def statistics(self) -> PrefillerStatistics:
-        held = [job.source for job in self._jobs.values() if job.state in HOLDING]
         return PrefillerStatistics(
             num_tickets=len(self._jobs),
-            num_held_pages=sum(len(source.pages) for source in held),
+            num_held_pages=self._num_held_pages(self._jobs.values()),
             num_leased_tokens=self._leases.outstanding_tokens,
             num_accepted=self._counts["accepted"],
             num_refused=dict(self._refusals),

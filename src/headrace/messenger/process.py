@@ -6,6 +6,7 @@ reads source pages for it any more, and it is the fastest news of a death: a pid
 
 import errno
 import os
+import select
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,12 +38,21 @@ class ProcessName:
                 return None  # nobody, or (the other two, by kernel version) a mere thread of somebody has the pid now
             raise
         try:
-            if _start_ticks(self.pid) == self.started:
+            if self._is(pidfd):
                 return pidfd
-        except (FileNotFoundError, ProcessLookupError):
-            pass  # gone between the two calls
+        except BaseException:
+            os.close(pidfd)
+            raise
         os.close(pidfd)
         return None
+
+    def _is(self, pidfd: int) -> bool:
+        """Whether the process behind `pidfd` is the one of this name, and not one that came after it."""
+        try:
+            return _start_ticks(self.pid) == self.started
+        except OSError:
+            # Gone, or another user's behind a /proc that hides it: then the pidfd itself says whether it lives.
+            return not select.select([pidfd], [], [], 0)[0]
 
 
 def _start_ticks(pid: int) -> int:

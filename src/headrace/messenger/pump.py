@@ -45,11 +45,12 @@ class Pump(Generic[Outcome]):
         self._clock = clock
         self._wake = asyncio.Event()
         self._host = ProcessName.own().host
-        self._pidfds: dict[PeerId, int] = {}
+        self._pidfds: dict[PeerId, tuple[int, ProcessName]] = {}
         self._exited: list[PeerId] = []
 
     def poke(self) -> None:
-        """Something was asked of the messenger from outside: look at its timers and outcomes again."""
+        """Something was asked of the messenger from outside (a ticket opened or cancelled, a step ended, a peer given
+        up): look at its timers and outcomes again."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -71,34 +72,40 @@ class Pump(Generic[Outcome]):
                 self._unwatch(peer)
 
     def turn(self) -> None:
-        """One pass: who has exited, what the fabric told, what is due, what came of it."""
+        """One pass: what the fabric told, who has exited, what is due, what came of it. Outcomes are drained until
+        there are none: whoever is told of one may cause the next (a cancel, a failed step)."""
+        self._messenger.handle(self._fabric.drain_events(), self._clock())
         while self._exited:
             self._messenger.peer_exited(self._exited.pop(), self._clock())
-        self._messenger.handle(self._fabric.drain_events(), self._clock())
         self._messenger.advance(self._clock())
-        for outcome in self._messenger.drain_outcomes():
-            if isinstance(outcome, PeerReady):
-                self._watch(outcome)
-            self._on_outcome(outcome)
+        while outcomes := self._messenger.drain_outcomes():
+            for outcome in outcomes:
+                if isinstance(outcome, PeerReady):
+                    self._watch(outcome)
+                self._on_outcome(outcome)
 
     def _watch(self, ready: PeerReady) -> None:
-        if ready.process.host != self._host or ready.peer in self._pidfds:
+        if ready.process.host != self._host:
             return
+        self._unwatch(ready.peer)  # an earlier epoch's, or that of an earlier process at this address
         pidfd = ready.process.try_open()
         if pidfd is None:
-            self._on_exit(ready.peer)
+            self._exited.append(ready.peer)
+            self._wake.set()
             return
-        self._pidfds[ready.peer] = pidfd
-        asyncio.get_running_loop().add_reader(pidfd, self._on_exit, ready.peer)
+        self._pidfds[ready.peer] = (pidfd, ready.process)
+        asyncio.get_running_loop().add_reader(pidfd, self._on_exit, ready)
 
-    def _on_exit(self, peer: PeerId) -> None:
+    def _on_exit(self, ready: PeerReady) -> None:
         """Left to the next turn: an error of the messenger in a callback of the loop would end nothing."""
-        self._unwatch(peer)
-        self._exited.append(peer)
-        self._wake.set()
+        watched = self._pidfds.get(ready.peer)
+        if watched is not None and watched[1] == ready.process:  # else called for one that is watched no more
+            self._unwatch(ready.peer)
+            self._exited.append(ready.peer)
+            self._wake.set()
 
     def _unwatch(self, peer: PeerId) -> None:
-        pidfd = self._pidfds.pop(peer, None)
+        pidfd, _ = self._pidfds.pop(peer, (None, None))
         if pidfd is not None:
             asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)

@@ -18,7 +18,7 @@ from headrace.kvcache.layout import PoolLayout, num_pages_for
 from headrace.kvcache.pages import PagePool
 from headrace.kvcache.prefix import hit_tokens, page_hashes
 from headrace.messenger.aux import DIGESTS_AT, AuxHeader, aux_bytes
-from headrace.messenger.plan import PromptPages, TransferPlan
+from headrace.messenger.plan import Destination, PromptPages
 from headrace.protocol.messages import Prefill, RefusalReason
 
 
@@ -29,20 +29,12 @@ class Refusal:
     retry_after_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The decoder's side of every write: its pool and the plan into it."""
-
-    pool: PoolLayout
-    plan: TransferPlan
-
-
 @dataclass(slots=True, kw_only=True)
 class Source:
     """What an accepted ticket holds here. `computed` is how far its steps are committed, in tokens from 0."""
 
     message: Prefill
-    target: Target
+    destination: Destination
     prompt: PromptPages
     pages: tuple[int, ...]  # page table from position 0
     hashes: list[bytes]  # of the whole pages of [0, n-1)
@@ -65,22 +57,24 @@ class Sources:
         self._salt = salt
         self._free_staging = list(range(layout.num_aux_slots))
 
-    def why_not(self, message: Prefill, target: Target) -> Refusal | None:
+    def why_not(self, message: Prefill, destination: Destination) -> Refusal | None:
         """What is wrong with the message itself, or too long for ever; None: it may be taken when there is room."""
         num_pages = num_pages_for(max(0, len(message.token_ids) - 1), self._layout.kv.page_size)
         if not 1 <= len(message.pages) <= num_pages:
             text = f"pages: must be 1..{num_pages} for this prompt, are {len(message.pages)}"
             return Refusal(reason="malformed", text=text)
-        if max(message.pages) >= target.pool.num_pages or message.aux_slot >= target.pool.num_aux_slots:
+        if max(message.pages) >= destination.pool.num_pages or message.aux_slot >= destination.pool.num_aux_slots:
             return Refusal(reason="malformed", text="pages, aux_slot: must lie in the pool that Hello named")
-        aux_room = min(self._layout.aux_slot_bytes, target.pool.aux_slot_bytes)
+        # Positions in the decoder's hit need no digest: the limit is told for a prompt without one.
+        aux_room = min(self._layout.aux_slot_bytes, destination.pool.aux_slot_bytes)
+        most_pages = min(self._layout.num_pages, (aux_room - aux_bytes(0)) // 8)
         if num_pages > self._layout.num_pages or aux_bytes(len(message.pages)) > aux_room:
-            limit = self._layout.num_pages * self._layout.kv.page_size
-            text = f"token_ids: must be at most {limit + 1}, are {len(message.token_ids)}"
+            limit = most_pages * self._layout.kv.page_size + 1
+            text = f"token_ids: must be at most {limit}, are {len(message.token_ids)}"
             return Refusal(reason="too_long", text=text)
         return None
 
-    def try_take(self, message: Prefill, target: Target) -> Source | None:
+    def try_take(self, message: Prefill, destination: Destination) -> Source | None:
         """Pages for the whole prompt and a staging slot, or None when there is no room. Checked by `why_not`."""
         if not self._free_staging:
             return None
@@ -97,7 +91,7 @@ class Sources:
         cached_len = hit_tokens(len(hits), num_tokens, page_size)
         source = Source(
             message=message,
-            target=target,
+            destination=destination,
             prompt=PromptPages(
                 num_tokens=num_tokens, cached_len=(num_pages - len(message.pages)) * page_size, page_size=page_size
             ),
@@ -120,7 +114,7 @@ class Sources:
         header = AuxHeader(
             ticket=source.message.ticket,
             cached_len=source.cached_len,
-            num_messages=source.target.plan.num_messages(source.prompt.num_sent, dst_rank=0),
+            num_messages=source.destination.plan.num_messages(source.prompt.num_sent, dst_rank=0),
         )
         header.pack_into(self._memory[begin : begin + self._layout.aux_slot_bytes])
 
@@ -133,13 +127,13 @@ class Sources:
         dst_pages = np.array(source.message.pages, dtype=np.int64)[positions]
         return [
             route.writes(src_pages=src_pages, dst_pages=dst_pages, positions=positions)
-            for route in source.target.plan.into(0)
+            for route in source.destination.plan.into(0)
         ]
 
     def last_write(self, source: Source) -> LastWrite:
         return LastWrite(
             src_offset=self._layout.aux_offset(source.staging),
-            dst_offset=source.target.pool.aux_offset(source.message.aux_slot),
+            dst_offset=source.destination.pool.aux_offset(source.message.aux_slot),
             length=aux_bytes(source.prompt.num_sent),
             digests_at=DIGESTS_AT,
         )

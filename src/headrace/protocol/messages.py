@@ -16,7 +16,12 @@ PROTOCOL_VERSION = 1
 Tier = Literal["interactive", "flex"]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+MOST_REMAINING_S = 1e6
+MAX_NAME = 256
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_REMAINING_S)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+Text = Annotated[str, msgspec.Meta(max_length=1024)]
+Blob = Annotated[bytes, msgspec.Meta(max_length=512)]
 Uuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Imm32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Ticks = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # 31 bits of clock ticks are 248 days of uptime
@@ -43,7 +48,7 @@ class PoolShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     num_kv_heads: Positive
     page_size: Positive
     head_dim: Positive
-    dtype: str
+    dtype: Name
     num_pages: Positive
     num_aux_slots: Positive
     aux_slot_bytes: Positive
@@ -56,12 +61,12 @@ class Hello(Message, frozen=True, kw_only=True):
     role: Literal["prefiller", "decoder"]
     protocol: Count
     epoch: Count
-    fingerprint: str  # of the model's weights and configuration
-    layout: str  # name of the byte order inside a page
+    fingerprint: Name  # of the model's weights and configuration
+    layout: Name  # name of the byte order inside a page
     pool: PoolShape
-    address: bytes  # of the sender's fabric endpoint
-    descriptor: bytes  # empty in a prefiller's answer: nobody writes there
-    host: str  # equal where pids mean the same
+    address: Blob  # of the sender's fabric endpoint
+    descriptor: Blob  # empty in a prefiller's answer: nobody writes there
+    host: Name  # equal where pids mean the same
     pid: Positive
     started: Ticks  # tells this process from the next one with its pid
 
@@ -70,18 +75,18 @@ class HelloRefused(Message, frozen=True, kw_only=True):
     """The answer to a Hello that differs in `field`. `address` is the refusing endpoint's."""
 
     epoch: Count
-    address: bytes
-    field: str
-    ours: str
-    theirs: str
+    address: Blob
+    field: Name
+    ours: Text
+    theirs: Text
 
 
 class Prefill(Message, frozen=True, kw_only=True):
     """decoder -> prefiller. `pages` are the decoder's page ids for positions [h, n-1) of the n token ids, in order."""
 
     ticket: Ticket
-    request_id: str
-    lease: str
+    request_id: Name
+    lease: Name
     token_ids: tuple[Count, ...]
     pages: tuple[Count, ...]
     aux_slot: Count
@@ -102,7 +107,7 @@ class Refused(Message, frozen=True, kw_only=True):
 
     ticket: Ticket
     reason: RefusalReason
-    text: str
+    text: Text
     retry_after_s: Seconds
 
 
@@ -112,7 +117,7 @@ class Failed(Message, frozen=True, kw_only=True):
     ticket: Ticket
     num_posted: Count
     num_unknown: Count
-    reason: str
+    reason: Text
 
 
 class CancelAck(Message, frozen=True, kw_only=True):
@@ -133,7 +138,7 @@ class TicketClosed(Message, frozen=True, kw_only=True):
 class Reserve(Message, frozen=True, kw_only=True):
     """gateway -> prefiller: a lease for a prompt of num_tokens."""
 
-    request_id: str
+    request_id: Name
     num_tokens: Positive
     tier: Tier
     remaining_s: Seconds
@@ -142,14 +147,14 @@ class Reserve(Message, frozen=True, kw_only=True):
 class Granted(Message, frozen=True, kw_only=True):
     """prefiller -> gateway."""
 
-    request_id: str
-    lease: str
+    request_id: Name
+    lease: Name
 
 
 class Wait(Message, frozen=True, kw_only=True):
     """prefiller -> gateway: no room now; ask again later."""
 
-    request_id: str
+    request_id: Name
     num_queued_tokens: Count
 
 
@@ -159,6 +164,16 @@ AnyMessage = (
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def is_name(name: str) -> bool:
+    """Whether it travels as a Name: short enough, and Unicode that can be encoded."""
+    return len(name) <= MAX_NAME and not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def clipped(text: str) -> str:
+    """What fits a Text: a reason may quote what came from outside."""
+    return text if len(text) <= 1000 else f"{text[:1000]}..."
 
 
 def encode(message: AnyMessage) -> bytes:

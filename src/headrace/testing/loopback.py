@@ -117,8 +117,7 @@ class LoopbackFabric:
         found = self._writer.peer(peer)
         if not 1 <= len(message) <= MAX_MESSAGE_BYTES:
             raise InputError("message", f"must have 1..{MAX_MESSAGE_BYTES} bytes, has {len(message)}")
-        found.outbox.messages.append(bytes(message))
-        self._writer.posting.wake()
+        self._writer.posting.send(found, bytes(message))
 
     # ---- imm counters
 

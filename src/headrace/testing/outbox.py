@@ -107,12 +107,22 @@ class Outbox:
     """The queues of one peer."""
 
     messages: deque[bytes] = field(default_factory=deque)
+    num_message_bytes: int = 0
     at_once: deque[Run] = field(default_factory=deque)
     gated: deque[Run] = field(default_factory=deque)
     lasts: list[Transfer] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.at_once or self.gated or self.lasts)
+
+    def add_message(self, message: bytes) -> None:
+        self.messages.append(message)
+        self.num_message_bytes += len(message)
+
+    def take_message(self) -> bytes:
+        message = self.messages.popleft()
+        self.num_message_bytes -= len(message)
+        return message
 
     def add(self, run: Run) -> None:
         """Runs of one program come in order of their gates, programs in order of their steps."""

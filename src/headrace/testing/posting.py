@@ -19,6 +19,7 @@ from headrace.testing.network import Endpoint, LoopbackNetwork
 from headrace.testing.outbox import WINDOW, Outbox, Run, Transfer
 
 WRITES_PER_TURN = 32
+MAX_QUEUED_BYTES = 64 << 20  # of messages to one peer, as on the native fabric
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -93,6 +94,16 @@ class Posting:
             self._layers = counter
             self.wake()
 
+    def send(self, peer: Peer, message: bytes) -> None:
+        """Queue it; a message that finds the queue full, as that of a dead peer will be, fails at once."""
+        outbox = peer.outbox
+        if outbox.num_message_bytes + len(message) > MAX_QUEUED_BYTES:
+            text = f"{len(outbox.messages)} messages wait already"
+            self._tell(SendFailed(peer=peer.id, code=errno.ENOBUFS, text=text))
+            return
+        outbox.add_message(message)
+        self.wake()
+
     def forget(self, peer: Peer) -> None:
         """Whatever becomes of what is outstanding towards `peer`, nobody is told any more."""
         self.num_failed += peer.num_outstanding
@@ -141,7 +152,7 @@ class Posting:
         while outbox.messages:
             if self._is_full(peer):
                 return
-            self._post_message(peer, outbox.messages.popleft())
+            self._post_message(peer, outbox.take_message())
         budget = network.rng.randint(1, WRITES_PER_TURN) if network.faults.reorder else WRITES_PER_TURN
         for _ in range(budget):
             if peer.num_outstanding >= WINDOW:

@@ -19,7 +19,7 @@ from headrace.messenger.plan import Sharding, TransferPlan, plan_transfer
 from headrace.protocol.messages import Hello, HelloRefused, encode
 
 FIRST_REPEAT_S = 0.25
-LONGEST_REPEAT_S = 30.0
+LONGEST_REPEAT_S = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,8 +28,8 @@ class Prefiller:
 
     peer: PeerId
     address: bytes
-    epoch: int
-    hello: bytes  # of this epoch, as sent
+    epoch: int = 0
+    hello: bytes = b""  # of this epoch, as sent
     state: Literal["greeting", "ready", "refused"] = "greeting"
     uuid: str | None = None
     plan: TransferPlan | None = None
@@ -37,42 +37,42 @@ class Prefiller:
     repeat_after: float = FIRST_REPEAT_S
 
 
-class Prefillers:
+class KnownPrefillers:
     def __init__(self, fabric: Fabric, identity: Identity) -> None:
         self._fabric = fabric
         self._identity = identity
         self._by_peer: dict[PeerId, Prefiller] = {}
-        self._by_uuid: dict[str, Prefiller] = {}
 
     def greet(self, address: bytes, now: float) -> PeerId:
-        """Begin the handshake with the prefiller at this fabric address; idempotent."""
-        for known in self._by_peer.values():
-            if known.address == address:
-                return known.peer
-        peer = self._fabric.add_peer(address)
-        prefiller = Prefiller(peer=peer, address=address, epoch=0, hello=b"")
-        self._by_peer[peer] = prefiller
-        self._open_epoch(prefiller, now)
-        return peer
+        """Begin the handshake with the prefiller at this fabric address. Idempotent, but for one that was refused:
+        it may have been started anew, rightly this time, so it is asked again."""
+        known = self._by_address(address)
+        if known is None:
+            known = Prefiller(peer=self._fabric.add_peer(address), address=address)
+            self._by_peer[known.peer] = known
+            self._open_epoch(known, now)
+        elif known.state == "refused":
+            self._open_epoch(known, now)
+        return known.peer
 
     def _open_epoch(self, prefiller: Prefiller, now: float) -> None:
+        prefiller.state = "greeting"  # whatever comes: no ticket is opened before this epoch's Hello is answered
         prefiller.epoch += 1
+        prefiller.repeat_after = FIRST_REPEAT_S
+        prefiller.repeat_at = now + FIRST_REPEAT_S
         descriptor = self._fabric.grant(prefiller.peer)
         prefiller.hello = encode(
             self._identity.hello(epoch=prefiller.epoch, address=self._fabric.address, descriptor=descriptor.encode())
         )
-        prefiller.state = "greeting"
-        prefiller.repeat_after = FIRST_REPEAT_S
-        prefiller.repeat_at = now + FIRST_REPEAT_S
         self._fabric.send(prefiller.peer, prefiller.hello)
 
     def answered(self, hello: Hello) -> PeerReady | PeerRefused | None:
-        """The prefiller's Hello. None when it answers an older epoch, or again."""
-        prefiller = self._by_uuid.get(hello.sender) or self._by_address(hello.address)
+        """The prefiller's Hello. None when it answers an older epoch, or again. Where a site fixes its ports, another
+        uuid at a known address is a prefiller that was started anew: whatever its predecessor had was revoked before
+        this epoch was opened."""
+        prefiller = self._by_address(hello.address)
         if prefiller is None or prefiller.state != "greeting" or hello.epoch != prefiller.epoch:
             return None
-        if prefiller.uuid not in (None, hello.sender):
-            return None  # an address is fresh at every start: this is not whom we greeted
         try:
             pool = check_hello(self._identity, hello)
         except HandshakeRefused as refusal:
@@ -83,7 +83,6 @@ class Prefillers:
             Sharding(pool=self._identity.pool, num_ranks=self._identity.num_ranks),
         )
         prefiller.state = "ready"
-        self._by_uuid[hello.sender] = prefiller
         return PeerReady(peer=prefiller.peer, uuid=hello.sender, process=process_of(hello))
 
     def refused(self, refusal: HelloRefused) -> PeerRefused | None:
@@ -105,9 +104,6 @@ class Prefillers:
     def get(self, peer: PeerId) -> Prefiller | None:
         return self._by_peer.get(peer)
 
-    def of_uuid(self, uuid: str) -> Prefiller | None:
-        return self._by_uuid.get(uuid)
-
     def revoke(self, prefiller: Prefiller, now: float) -> None:
         """When this returns nothing of the peer lands here any more; it is greeted under the next epoch."""
         self._fabric.revoke(prefiller.peer)
@@ -117,12 +113,16 @@ class Prefillers:
         """The process has exited. Its writes that are still on their way land nowhere."""
         self._fabric.remove_peer(prefiller.peer)
         del self._by_peer[prefiller.peer]
-        if prefiller.uuid is not None:
-            del self._by_uuid[prefiller.uuid]
+
+    def send_failed(self, peer: PeerId, now: float) -> None:
+        """A message to it was lost; if it was Hello, that is not waited for."""
+        prefiller = self._by_peer.get(peer)
+        if prefiller is not None:
+            prefiller.repeat_at = min(prefiller.repeat_at, now + FIRST_REPEAT_S)
 
     def repeat_hellos(self, now: float) -> None:
         for prefiller in self._by_peer.values():
-            if prefiller.state == "greeting" and prefiller.repeat_at <= now:
+            if prefiller.state == "greeting" and prefiller.hello and prefiller.repeat_at <= now:
                 prefiller.repeat_after = min(2 * prefiller.repeat_after, LONGEST_REPEAT_S)
                 prefiller.repeat_at = now + prefiller.repeat_after
                 self._fabric.send(prefiller.peer, prefiller.hello)
@@ -135,4 +135,4 @@ class Prefillers:
         return sum(p.state == "ready" for p in self._by_peer.values())
 
     def __repr__(self) -> str:
-        return f"Prefillers({self.num_ready} ready of {len(self._by_peer)})"
+        return f"KnownPrefillers({self.num_ready} ready of {len(self._by_peer)})"

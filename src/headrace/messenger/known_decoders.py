@@ -13,9 +13,9 @@ from headrace.fabric.interface import Descriptor, Fabric, PeerId
 from headrace.kvcache.layout import PoolLayout
 from headrace.messenger.hello import Identity, check_hello, process_of
 from headrace.messenger.outcomes import PeerReady, PeerRefused
-from headrace.messenger.plan import Sharding, TransferPlan, plan_transfer
+from headrace.messenger.plan import Destination, Sharding, plan_transfer
 from headrace.messenger.slots import generation_of, is_newer, slot_of
-from headrace.protocol.messages import Hello, HelloRefused, Ticket, encode
+from headrace.protocol.messages import Hello, HelloRefused, Ticket, clipped, encode
 
 FORGET_REFUSED_S = 5.0
 DESCRIPTOR_BYTES = len(Descriptor(addressing="offset", base=0, length=0, key=0, generation=0).encode())
@@ -23,11 +23,12 @@ DESCRIPTOR_BYTES = len(Descriptor(addressing="offset", base=0, length=0, key=0, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """The newest use of a ticket slot, and what to answer when it is cancelled (again)."""
+    """The newest use of a ticket slot, how it ended, and the answer to repeat."""
 
     generation: int
     num_posted: int = 0
     num_unknown: int = 0
+    answer: bytes | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,9 +37,9 @@ class Decoder:
 
     peer: PeerId
     uuid: str
+    address: bytes
     epoch: int
-    pool: PoolLayout
-    plan: TransferPlan
+    destination: Destination
     tombstones: dict[int, Tombstone] = field(default_factory=dict)  # by slot, of this epoch
 
     def is_new(self, ticket: Ticket) -> bool:
@@ -48,13 +49,15 @@ class Decoder:
         seen = self.tombstones.get(slot_of(ticket.imm))
         return seen is None or is_newer(generation_of(ticket.imm), than=seen.generation)
 
-    def remember(self, ticket: Ticket, *, num_posted: int = 0, num_unknown: int = 0) -> None:
+    def remember(
+        self, ticket: Ticket, *, num_posted: int = 0, num_unknown: int = 0, answer: bytes | None = None
+    ) -> None:
         """Unless a newer ticket has the slot already, or the epoch is over."""
         seen = self.tombstones.get(slot_of(ticket.imm))
         generation = generation_of(ticket.imm)
         if ticket.epoch == self.epoch and (seen is None or not is_newer(seen.generation, than=generation)):
             self.tombstones[slot_of(ticket.imm)] = Tombstone(
-                generation=generation, num_posted=num_posted, num_unknown=num_unknown
+                generation=generation, num_posted=num_posted, num_unknown=num_unknown, answer=answer
             )
 
     def remembered(self, ticket: Ticket) -> Tombstone | None:
@@ -64,18 +67,23 @@ class Decoder:
         return seen if is_it else None
 
 
-class Decoders:
+class KnownDecoders:
     def __init__(self, fabric: Fabric, identity: Identity) -> None:
         self._fabric = fabric
         self._identity = identity
         self._by_uuid: dict[str, Decoder] = {}
-        self._refused: dict[str, tuple[PeerId, float]] = {}  # uuid -> peer, when to forget it
+        self._refused: dict[bytes, tuple[PeerId, float]] = {}  # address -> peer, when to forget it
 
     def get(self, uuid: str) -> Decoder | None:
         return self._by_uuid.get(uuid)
 
     def of_peer(self, peer: PeerId) -> Decoder | None:
         return next((decoder for decoder in self._by_uuid.values() if decoder.peer == peer), None)
+
+    def replaced_by(self, hello: Hello) -> Decoder | None:
+        """The decoder whose address the sender has now: where a site fixes its ports, it was started anew."""
+        at_address = (decoder for decoder in self._by_uuid.values() if decoder.address == hello.address)
+        return next((decoder for decoder in at_address if decoder.uuid != hello.sender), None)
 
     def on_hello(self, hello: Hello, now: float) -> tuple[Decoder, PeerReady] | PeerRefused | None:
         """A Hello of a new decoder, or of a new epoch, is adopted and answered: (decoder, PeerReady). A repeated one
@@ -94,9 +102,14 @@ class Decoders:
             self._connect(peer, hello, pool)
         except HandshakeRefused as refusal:
             return self._refuse(hello, refusal, peer, now)
+        self._refused.pop(hello.address, None)
+        destination = self._destination(hello, pool)
         if known is None:
-            known = self._adopt(hello, peer, pool)
+            known = self._by_uuid[hello.sender] = Decoder(
+                peer=peer, uuid=hello.sender, address=hello.address, epoch=hello.epoch, destination=destination
+            )
         known.epoch = hello.epoch
+        known.destination = destination
         known.tombstones.clear()
         self._answer(known)
         return known, PeerReady(peer=known.peer, uuid=known.uuid, process=process_of(hello))
@@ -104,7 +117,7 @@ class Decoders:
     def _peer_of(self, hello: Hello, known: Decoder | None) -> PeerId:
         if known is not None:
             return known.peer
-        refused = self._refused.get(hello.sender)
+        refused = self._refused.get(hello.address)
         return self._fabric.add_peer(hello.address) if refused is None else refused[0]
 
     def _connect(self, peer: PeerId, hello: Hello, pool: PoolLayout) -> None:
@@ -121,36 +134,25 @@ class Decoders:
         except InputError as error:  # another addressing mode, or a grant older than the one in use
             raise HandshakeRefused("descriptor", str(error), repr(descriptor.addressing)) from error
 
-    def _adopt(self, hello: Hello, peer: PeerId, pool: PoolLayout) -> Decoder:
-        self._refused.pop(hello.sender, None)
-        decoder = Decoder(
-            peer=peer,
-            uuid=hello.sender,
-            epoch=hello.epoch,
-            pool=pool,
-            plan=plan_transfer(
-                Sharding(pool=self._identity.pool, num_ranks=self._identity.num_ranks),
-                Sharding(pool=pool, num_ranks=hello.pool.num_ranks),
-            ),
-        )
-        self._by_uuid[hello.sender] = decoder
-        return decoder
+    def _destination(self, hello: Hello, pool: PoolLayout) -> Destination:
+        ours = Sharding(pool=self._identity.pool, num_ranks=self._identity.num_ranks)
+        return Destination(pool=pool, plan=plan_transfer(ours, Sharding(pool=pool, num_ranks=hello.pool.num_ranks)))
 
     def _answer(self, decoder: Decoder) -> None:
         answer = self._identity.hello(epoch=decoder.epoch, address=self._fabric.address, descriptor=b"")
         self._fabric.send(decoder.peer, encode(answer))
 
     def _refuse(self, hello: Hello, refusal: HandshakeRefused, peer: PeerId, now: float) -> PeerRefused | None:
-        is_first = hello.sender not in self._refused
+        is_first = hello.address not in self._refused
         if hello.sender not in self._by_uuid:  # a decoder that we know stays, in the epoch that it had
-            self._refused[hello.sender] = (peer, now + FORGET_REFUSED_S)
+            self._refused[hello.address] = (peer, now + FORGET_REFUSED_S)
         answer = HelloRefused(
             sender=self._identity.uuid,
             epoch=hello.epoch,
             address=self._fabric.address,
             field=refusal.field,
-            ours=str(refusal.ours),
-            theirs=str(refusal.theirs),
+            ours=clipped(str(refusal.ours)),
+            theirs=clipped(str(refusal.theirs)),
         )
         self._fabric.send(peer, encode(answer))
         return PeerRefused(peer=peer, field=refusal.field, text=str(refusal)) if is_first else None
@@ -162,8 +164,8 @@ class Decoders:
 
     def forget_refused(self, now: float) -> None:
         """Peers that were told why, some time ago."""
-        for uuid in [uuid for uuid, (_, at) in self._refused.items() if at <= now]:
-            peer, _ = self._refused.pop(uuid)
+        for address in [address for address, (_, at) in self._refused.items() if at <= now]:
+            peer, _ = self._refused.pop(address)
             self._fabric.remove_peer(peer)
 
     def next_forget(self) -> float | None:
@@ -173,4 +175,4 @@ class Decoders:
         return len(self._by_uuid)
 
     def __repr__(self) -> str:
-        return f"Decoders({len(self._by_uuid)})"
+        return f"KnownDecoders({len(self._by_uuid)})"
