@@ -30,6 +30,7 @@ FOREIGN = Imm(77)
 class Target:
     def __init__(self) -> None:
         pool = PoolMemory(LENGTH)
+        self.fd = pool.fd
         self.memory: NDArray[np.uint8] = pool.bytes
         self.fabric = NativeFabric(pool.fd, LENGTH)
         self.events: list[Event] = []
@@ -41,6 +42,14 @@ class Target:
     def grant(self, writer: ReaderProcess, peer: PeerId) -> None:
         descriptor = self.fabric.grant(peer).encode().hex()
         writer.ask("connect", self.fabric.address.hex(), descriptor)
+
+    def other_peers_come_and_go(self) -> None:
+        for _ in range(3):
+            other = NativeFabric(self.fd, LENGTH)
+            peer = self.fabric.add_peer(other.address)
+            other.connect(other.add_peer(self.fabric.address), self.fabric.grant(peer))
+            self.fabric.remove_peer(peer)
+            other.close()
 
     def half_received(self) -> int | None:
         """A page whose first byte has landed and whose last has not."""
@@ -96,6 +105,7 @@ def test_a_revoke_in_the_middle_of_a_64_kib_write_keeps_the_rest_of_it_out(targe
                     continue  # between two pages: again
                 target.fabric.arm(FOREIGN, 1)
                 target.fabric.revoke(peer)
+                target.other_peers_come_and_go()  # mappings are given back then, never the one half received into
                 target.poison()
             assert not target.reaches(imm, 0.5), "the counter of the revoked writer went on"
             assert not target.reaches(FOREIGN, 0.0)

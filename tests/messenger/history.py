@@ -70,22 +70,36 @@ class History:
         rng = self.rng
         self.site = LoopbackSite(seed, random_faults(rng))
         self.network = self.site.network
-        options = PrefillerOptions(lease_tokens=rng.choice([24, 64, 200]), reserve_tokens=8)
-        self.prefillers = [
-            PrefillerProcess(self.site, pool_layout(rng.choice([8, 16, 40]), num_aux_slots=4), options=options)
-            for _ in range(rng.choice([1, 1, 2]))
-        ]
-        patience = DecoderOptions(verify_kv=True, patience_s=rng.choice([0.5, 2.0]))
-        self.decoders = [
-            DecoderProcess(self.site, pool_layout(rng.choice([10, 16, 40]), num_aux_slots=3), options=patience)
-            for _ in range(rng.choice([1, 1, 2, 3]))
-        ]
+        self.prefiller_options = PrefillerOptions(lease_tokens=rng.choice([24, 64, 200]), reserve_tokens=8)
+        self.decoder_options = DecoderOptions(patience_s=rng.choice([0.5, 2.0]), repeat_s=rng.choice([0.3, 1.0, 100.0]))
+        self.prefillers: list[PrefillerProcess] = []
+        self.decoders: list[DecoderProcess] = []
+        self.peers: dict[tuple[DecoderProcess, PrefillerProcess], PeerId] = {}
         self.exits: list[tuple[float, PrefillerProcess | DecoderProcess]] = []
         self.clients: list[_Client] = []
-        self.peers: dict[tuple[int, int], PeerId] = {}
-        for d, decoder in enumerate(self.decoders):
-            for p, prefiller in enumerate(self.prefillers):
-                self.peers[d, p] = decoder.messenger.greet(prefiller.fabric.address, self.network.now)
+        for _ in range(rng.choice([1, 1, 2])):
+            self.start_prefiller()
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            self.start_decoder()
+
+    def start_prefiller(self) -> None:
+        layout = pool_layout(self.rng.choice([8, 16, 40]), num_aux_slots=4)
+        started = PrefillerProcess(self.site, layout, options=self.prefiller_options)
+        self.prefillers.append(started)
+        for decoder in self.decoders:
+            if not decoder.dead:
+                self.greet(decoder, started)
+
+    def start_decoder(self) -> None:
+        layout = pool_layout(self.rng.choice([10, 16, 40]), num_aux_slots=3)
+        started = DecoderProcess(self.site, layout, options=self.decoder_options)
+        self.decoders.append(started)
+        for prefiller in self.prefillers:
+            if not prefiller.dead:
+                self.greet(started, prefiller)
+
+    def greet(self, decoder: DecoderProcess, prefiller: PrefillerProcess) -> None:
+        self.peers[decoder, prefiller] = decoder.messenger.greet(prefiller.fabric.address, self.network.now)
 
     # ---- moves -------------------------------------------------------------------------------------------------
 
@@ -171,13 +185,12 @@ class History:
         if not decoder.needs_prefill(request):
             self.start_decoding(client)
             return
-        order = self.rng.sample(range(len(self.prefillers)), len(self.prefillers))
-        for p in order if client.num_tickets <= MOST_TICKETS else ():
-            prefiller = self.prefillers[p]
+        order = self.rng.sample(self.prefillers, len(self.prefillers))
+        for prefiller in order if client.num_tickets <= MOST_TICKETS else ():
             lease = prefiller.lease(request.request_id, len(client.token_ids)) if prefiller.runs else None
             if lease is None:
                 continue
-            peer = self.peers[self.decoders.index(decoder), p]
+            peer = self.peers[decoder, prefiller]
             if decoder.open(request, peer, lease, remaining_s=self.rng.choice([0.5, 10.0, 30.0, 30.0])) is not None:
                 return
             prefiller.messenger.return_lease(lease)
@@ -255,12 +268,13 @@ class History:
 
     def suspect(self) -> None:
         """A heartbeat was missed, rightly or not."""
-        d, p = self.rng.choice(list(self.peers))
-        if self.decoders[d].runs:
-            self.decoders[d].messenger.peer_hung(self.peers[d, p], self.network.now)
+        (decoder, _), peer = self.rng.choice(list(self.peers.items()))
+        if decoder.runs:
+            decoder.messenger.peer_hung(peer, self.network.now)
 
     def kill(self, process: PrefillerProcess | DecoderProcess) -> None:
-        """kill -9. Who watches its pid is told, at once or a little later; its clients are another decoder's."""
+        """kill -9. Who watches its pid is told, at once or a little later; its clients are another decoder's. Another
+        process may be started in its place."""
         process.dead = True
         self.network.kill(process.fabric)
         self.exits.append((self.network.now + self.rng.choice([0.0, 0.01, 3.0]), process))
@@ -269,6 +283,8 @@ class History:
                 if client.decodes_until is None:
                     client.answers += 1  # by another decoder
                 client.request, client.decodes_until = None, None
+        if self.rng.random() < 0.5:
+            (self.start_decoder if isinstance(process, DecoderProcess) else self.start_prefiller)()
 
     def tell_exit(self, gone: PrefillerProcess | DecoderProcess) -> None:
         if isinstance(gone, DecoderProcess):
@@ -277,9 +293,9 @@ class History:
                 if peer is not None and not prefiller.dead:
                     prefiller.messenger.peer_exited(peer, self.network.now)
             return
-        for d, decoder in enumerate(self.decoders):
-            if not decoder.dead:
-                decoder.messenger.peer_exited(self.peers[d, self.prefillers.index(gone)], self.network.now)
+        for decoder in self.decoders:
+            if not decoder.dead and (decoder, gone) in self.peers:
+                decoder.messenger.peer_exited(self.peers[decoder, gone], self.network.now)
 
     # ---- the end -----------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from headrace.messenger.life import (
 D, DE, DF = DecoderState, DecoderEvent, DecoderEffect
 P, PE, PF = PrefillerState, PrefillerEvent, PrefillerEffect
 
-WRITE_FAULTS = frozenset({"write lost", "wrong bytes", "error"})
+WRITE_FAULTS = frozenset({"write lost", "wrong bytes", "error", "error and lost"})
 PREFILLER_FAULTS = frozenset({"no room", "failed step", "hang", "death"})
 MESSAGE_FAULTS = frozenset({"message lost", "message doubled"})
 FAULTS = WRITE_FAULTS | PREFILLER_FAULTS | MESSAGE_FAULTS | {"revoke", "decoder death"}
@@ -40,7 +40,10 @@ WORLDS = {
     "two faults in a prefill of one step": Settings(expected=2, num_steps=1, num_faults=2, faults=FAULTS),
     "three faults where every page was a hit": Settings(expected=1, num_steps=0, num_faults=3, faults=FAULTS),
     "two faults, and no deadline that would end it": Settings(
-        expected=2, num_steps=1, num_faults=2, faults=FAULTS - {"message lost"}, cancelled=NOBODY
+        expected=2, num_steps=1, num_faults=2, faults=FAULTS, cancelled=NOBODY
+    ),
+    "everything sent again while it is still on its way": Settings(
+        expected=2, num_steps=1, num_faults=1, faults=FAULTS, repeats=2
     ),
     "a prefiller that breaks the rules of counting": Settings(
         expected=2, num_steps=1, num_faults=1, faults=FAULTS | {"breach"}
@@ -50,9 +53,19 @@ WORLDS = {
         expected=1,
         num_steps=0,
         num_faults=1,
-        faults=FAULTS - {"message lost"},
+        faults=FAULTS,
         cancelled=FIRST,
         leases=False,
+    ),
+    "a slot whose generations seem to run backwards": Settings(
+        num_tickets=2,
+        expected=1,
+        num_steps=0,
+        num_faults=1,
+        faults=FAULTS,
+        cancelled=FIRST,
+        leases=False,
+        order_wrapped=True,
     ),
     "a decoder that comes back at its old address": Settings(
         num_tickets=2,
@@ -88,6 +101,27 @@ def test_a_cancelled_ticket_gives_its_pages_back_without_anybodys_patience_runni
     assert report.answers == {("ready",), ("failed",)}
 
 
+def test_lost_messages_cost_no_request_its_prefill() -> None:
+    lost = frozenset({"message lost"})
+    report = explore(replace(UNATTENDED, num_faults=3, faults=lost, leases=False))
+    assert not report.broken, str(report)
+    assert report.answers == {("ready",)}
+
+
+def test_lost_messages_are_made_good_without_a_deadline_or_anybodys_patience() -> None:
+    faults = MESSAGE_FAULTS | {"no room", "failed step", "error"}
+    report = explore(replace(UNATTENDED, num_faults=3, faults=faults))
+    assert not report.broken, str(report)
+    assert report.answers == {("ready",), ("failed",)}
+
+
+def test_the_pages_of_a_cancelled_ticket_come_back_although_messages_are_lost() -> None:
+    faults = MESSAGE_FAULTS | {"no room", "failed step", "error"}
+    report = explore(replace(NO_PATIENCE, num_faults=2, faults=faults))
+    assert not report.broken, str(report)
+    assert report.answers == {("ready",), ("failed",)}
+
+
 def test_a_lost_write_needs_no_deadline_to_be_noticed() -> None:
     settings = Settings(num_faults=1, faults=frozenset({"write lost"}), cancelled=NOBODY, leases=False)
     report = explore(settings)
@@ -109,7 +143,7 @@ def test_a_closed_ticket_does_nothing_any_more() -> None:
 
 def test_a_done_ticket_only_repeats_itself() -> None:
     answers = {event: PREFILLER[P.DONE, event].effects for event in PrefillerEvent if PREFILLER[P.DONE, event].effects}
-    assert answers == {PE.CANCEL: (PF.SEND_CANCEL_ACK,), PE.PREFILL_STALE: (PF.END_LEASE,)}
+    assert answers == {PE.CANCEL: (PF.SEND_CANCEL_ACK,), PE.PREFILL_STALE: (PF.END_LEASE, PF.SEND_AGAIN)}
     assert all(PREFILLER[P.DONE, event].state is P.DONE for event in PrefillerEvent)
 
 
@@ -155,12 +189,6 @@ def test_closed_means_that_all_was_posted(num_posted: int, known: int | None, ev
     assert life.closed(num_posted=num_posted, known=known, expected=3) is event
 
 
-def test_refused_contradicts_a_prefiller_that_posted() -> None:
-    assert life.refused(known=None) is DE.REFUSED
-    assert life.refused(known=0) is DE.REFUSED
-    assert life.refused(known=1) is DE.CONTRADICTED
-
-
 def test_a_second_copy_of_a_prefill_is_stale_before_it_is_refused() -> None:
     assert life.prefill(is_new=False, may_run=False) is PE.PREFILL_STALE
     assert life.prefill(is_new=False, may_run=True) is PE.PREFILL_STALE
@@ -200,6 +228,7 @@ NO_ROOM = replace(ONE_FAULT, num_faults=2, faults=frozenset({"no room", "message
 DEATH = replace(ONE_FAULT, faults=frozenset({"death"}), cancelled=NOBODY)
 DECODER_DEATH = replace(ONE_FAULT, faults=frozenset({"decoder death"}))
 REVOKE = replace(ONE_FAULT, faults=frozenset({"revoke"}))
+BREACH = replace(ONE_FAULT, faults=frozenset({"breach"}))
 NO_PATIENCE = Settings(expected=2, num_steps=1, timers=False)
 UNATTENDED = Settings(expected=2, num_steps=1, timers=False, cancelled=NOBODY)
 TWO_TICKETS = Settings(num_tickets=2, expected=1, num_steps=0, num_faults=1, cancelled=FIRST, leases=False)
@@ -265,7 +294,23 @@ BROKEN = {
         FOR_EVER, {(D.OPEN, DE.LOST_TIMER): Move(D.OPEN, ())}, world=replace(LOST_WRITE, cancelled=NOBODY)
     ),
     "revoke does not end a ticket": Broken(FOR_EVER, {(D.OPEN, DE.REVOKED): Move(D.OPEN, ())}, world=DEATH),
-    "refusal not answered": Broken(FOR_EVER, {(D.OPEN, DE.REFUSED): Move(D.CLOSED, (DF.FREE_PAGES, DF.CLOSE))}),
+    "failure not answered": Broken(
+        FOR_EVER, {(D.OPEN, DE.TOLD): Move(D.DRAINING, (DF.QUARANTINE_PAGES, DF.RETARGET, DF.START_PATIENCE))}
+    ),
+    "pages freed on Refused": Broken(PAGE, world=replace(BREACH, refused_is_counted=False)),
+    "Prefill not sent again": Broken(
+        FOR_EVER,
+        {(D.OPEN, DE.REPEAT_TIMER): Move(D.OPEN, ())},
+        world=replace(UNATTENDED, num_faults=1, faults=frozenset({"message lost"})),
+    ),
+    "Cancel not sent again": Broken(
+        FOR_EVER,
+        {(D.CANCELLING, DE.REPEAT_TIMER): Move(D.CANCELLING, ())},
+        world=replace(NO_PATIENCE, num_faults=1, faults=frozenset({"message lost"})),
+    ),
+    "armed again when Prefill is sent again": Broken(
+        FOR_EVER, {(D.OPEN, DE.REPEAT_TIMER): Move(D.OPEN, (DF.ARM, DF.SEND_PREFILL))}, world=UNATTENDED
+    ),
     "answered again after the cancel": Broken(
         "a request is answered twice",
         {(D.CANCELLING, DE.REVOKED): Move(D.CLOSED, (DF.FREE_PAGES, DF.CLOSE, DF.ANSWER_FAILED))},
@@ -324,6 +369,38 @@ BROKEN = {
         PAGE,
         prefiller={(P.DONE, PE.PREFILL_STALE): Move(P.OPEN, (PF.OPEN_LIST, PF.START_JOB))},
         world=DOUBLED_MESSAGE,
+    ),
+    "second copy of a Prefill told that it failed": Broken(
+        PAGE, prefiller={(P.OPEN, PE.PREFILL_STALE): Move(P.OPEN, (PF.SEND_FAILED,))}
+    ),
+    "second copy of a Prefill told that it failed, after the engine left": Broken(
+        PAGE, prefiller={(P.SENDING, PE.PREFILL_STALE): Move(P.SENDING, (PF.SEND_FAILED,))}
+    ),
+    "second copy of a Prefill that is done refused": Broken(
+        PAGE, prefiller={(P.DONE, PE.PREFILL_STALE): Move(P.DONE, (PF.END_LEASE, PF.SEND_REFUSED))}
+    ),
+    "second copy of a Prefill whose list was cut short refused": Broken(
+        PAGE, prefiller={(P.ENDED, PE.PREFILL_STALE): Move(P.ENDED, (PF.SEND_REFUSED,))}
+    ),
+    "second copy of a Prefill that is draining answered with Closed": Broken(
+        "an honest prefiller is accused of a breach",
+        prefiller={(P.DRAINING, PE.PREFILL_STALE): Move(P.DRAINING, (PF.SEND_CLOSED,))},
+    ),
+    "answer not repeated": Broken(
+        FOR_EVER,
+        prefiller={(P.DONE, PE.PREFILL_STALE): Move(P.DONE, (PF.END_LEASE,))},
+        world=replace(UNATTENDED, num_faults=2, faults=frozenset({"no room", "message lost"})),
+    ),
+    "tombstone without num_posted": Broken(PAGE, world=replace(NO_PATIENCE, tombstones_keep_answers=False)),
+    "an older use of a slot remembered over a newer one": Broken(
+        "a ticket runs twice",
+        prefiller={(P.UNSEEN, PE.PREFILL_STALE): Move(P.DONE, (PF.REMEMBER, PF.END_LEASE, PF.SEND_REFUSED))},
+        world=replace(TWO_TICKETS, num_faults=0, tombstones_keep_newest=False),
+    ),
+    "a ticket that looks old left without an answer": Broken(
+        FOR_EVER,
+        prefiller={(P.UNSEEN, PE.PREFILL_STALE): Move(P.UNSEEN, (PF.END_LEASE,))},
+        world=replace(TWO_TICKETS, num_faults=0, order_wrapped=True),
     ),
     "Closed sent for a list that was cut short": Broken(
         "an honest prefiller is accused of a breach",

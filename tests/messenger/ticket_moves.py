@@ -70,13 +70,24 @@ def ticket_moves(w: World, i: int) -> Iterator[Move]:
         yield ("digests compared", i), True, partial(take_digests, i=i)
     if ticket.lost_timer and w.settings.timers:
         yield ("lost timer", i), True, partial(fire, i=i, timer="lost_timer", event=DecoderEvent.LOST_TIMER)
+    if may_repeat(w, i):
+        yield ("sent again", i), True, partial(decide, i=i, event=DecoderEvent.REPEAT_TIMER)
     if ticket.patience and w.settings.timers:
         yield ("patience", i), True, partial(fire, i=i, timer="patience", event=DecoderEvent.PATIENCE)
 
 
+def may_repeat(w: World, i: int) -> bool:
+    """The timer fires again and again. Its bound keeps the world finite; to be fair it must not count firings, for
+    the last one could be wasted on a message that was not lost."""
+    kind = {"OPEN": "Prefill", "CANCELLING": "Cancel"}.get(w.tickets[i].near)
+    num_copies = sum(message[0] == kind and message[1] == i for message in w.net)
+    num_answers = sum(message[0] not in TO_PREFILLER and message[1] == i for message in w.net)
+    return kind is not None and max(num_copies, num_answers) < w.settings.repeats
+
+
 def may_open(w: World, i: int) -> bool:
     """Requests come one after the other; a later one takes the slot and the pages of the one before."""
-    if w.prefiller_session != w.session or w.prefiller != "alive":  # Hello was not answered
+    if w.heard[w.process] != w.session or w.prefiller != "alive":  # Hello was not answered
         return False
     before = w.tickets[i - 1] if i else None
     if before is None or not w.lives(before):
@@ -145,14 +156,12 @@ def take_at_decoder(w: World, message: Message) -> None:
     ticket, expected = w.tickets[i], w.settings.expected
     if not w.lives(ticket) or ticket.near in ("WAITING", "CLOSED"):
         return  # looked up by ticket: another process's, or closed
-    match kind:
-        case "Refused":
-            event = life.refused(known=ticket.known)
-        case "Closed":
-            event = life.closed(num_posted=num_posted, known=ticket.known, expected=expected)
-        case _:
-            event = life.told(num_posted=num_posted, known=ticket.known, expected=expected)
-    if event in (DecoderEvent.TOLD, DecoderEvent.CLOSED_TOLD, DecoderEvent.REFUSED):
+    if kind == "Refused" and ticket.known in (None, 0) and not w.settings.refused_is_counted:
+        decide(w, i, DecoderEvent.REVOKED)  # the row that gives the pages back
+        return
+    guard = life.closed if kind == "Closed" else life.told
+    event = guard(num_posted=num_posted, known=ticket.known, expected=expected)
+    if event in (DecoderEvent.TOLD, DecoderEvent.CLOSED_TOLD):
         ticket.known = num_posted
     decide(w, i, event)
 
@@ -178,7 +187,7 @@ def prefiller_moves(w: World) -> Iterator[Move]:
     for message in dict.fromkeys(w.net):
         if message[0] in TO_PREFILLER:
             yield ("prefiller takes", *message), True, partial(take_at_prefiller, message=message)
-    if w.decoder_alive and w.prefiller_session < w.session:
+    if w.decoder_alive and w.heard[w.process] < w.session:
         yield ("Hello answered",), True, take_hello
     if w.noticed < (w.process if w.decoder_alive else w.process + 1) - 1:
         yield ("exit of the decoder noticed",), True, notice_exit
@@ -201,14 +210,12 @@ def take_at_prefiller(w: World, message: Message, no_room: bool = False) -> None
     ticket = w.tickets[i]
     if ticket.process <= w.noticed:
         return  # from a peer that was removed
-    is_current = ticket.session == w.prefiller_session
-    newest = max((j for j, t in enumerate(w.tickets) if t.remembered and t.session == ticket.session), default=-1)
+    is_known = ticket.remembered or ticket.far not in ("UNSEEN", "DONE")
+    is_new = not is_known and w.is_new(i)
     if kind == "Cancel":
-        is_running = ticket.far not in ("UNSEEN", "DONE")
-        if is_running or (is_current and newest <= i):  # else of an older epoch or use of the slot: over at the decoder
+        if is_known or is_new:  # else of an older epoch or use of the slot: over at the decoder
             decide_far(w, i, PrefillerEvent.CANCEL)
         return
-    is_new = is_current and newest < i
     event = life.prefill(is_new=is_new, may_run=ticket.lease == "granted" and not no_room)
     if event is PrefillerEvent.PREFILL:
         ticket.lease = "used"
@@ -216,9 +223,10 @@ def take_at_prefiller(w: World, message: Message, no_room: bool = False) -> None
 
 
 def take_hello(w: World) -> None:
-    w.prefiller_session = w.session
+    w.heard = (w.session, w.heard[1]) if w.process == 0 else (w.heard[0], w.session)
     for i, ticket in enumerate(w.tickets):
         if ticket.near != "WAITING" and ticket.session < w.session and ticket.process == w.process:
+            ticket.remembered = False
             w.prefiller_event(i, PrefillerEvent.NEWER_EPOCH)
 
 
@@ -229,6 +237,7 @@ def notice_exit(w: World) -> None:
         if ticket.near != "WAITING" and ticket.process == w.noticed:
             ticket.writes = tuple(sorted(x[0] + "e" if x[1] == "o" else x for x in ticket.writes))
             ticket.list = "closed" if ticket.list == "open" else ticket.list
+            ticket.remembered = False
             w.prefiller_event(i, PrefillerEvent.TARGET_EXITED)
 
 
@@ -383,8 +392,15 @@ def faults(w: World) -> Iterator[tuple[str, Label, Callable[[World], None]]]:
     for i, ticket in enumerate(w.tickets):
         yield from ticket_faults(w, i)
         if ticket.near in ("OPEN", "VERIFYING", "CANCELLING", "DRAINING"):
-            for forged in (("Closed", i, w.settings.expected - 1), ("Failed", i, w.settings.expected + 1)):
+            for forged in lies(w, i):
                 yield "breach", ("forged", *forged), partial(double, message=forged)
+
+
+def lies(w: World, i: int) -> list[Message]:
+    """Those that can be noticed. Refused, or too small a number, before anything arrived is believed."""
+    expected = w.settings.expected
+    refused = [("Refused", i, 0)] if w.tickets[i].arrivals else []
+    return [("Closed", i, expected - 1), ("Failed", i, expected + 1), *refused]
 
 
 def ticket_faults(w: World, i: int) -> Iterator[tuple[str, Label, Callable[[World], None]]]:
@@ -399,7 +415,7 @@ def ticket_faults(w: World, i: int) -> Iterator[tuple[str, Label, Callable[[Worl
         if write[1] == "o" and w.prefiller == "alive":
             yield "error", ("error", i, write), partial(fail_write, i=i, write=write)
             if write[0] in "fh":
-                yield "error", ("error and lost", i, write), partial(become, i=i, old=write, new="xe")
+                yield "error and lost", ("error and lost", i, write), partial(become, i=i, old=write, new="xe")
 
 
 def double(w: World, message: Message) -> None:

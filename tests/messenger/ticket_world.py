@@ -46,13 +46,18 @@ class Settings:
     cancelled: frozenset[int] = frozenset({0, 1})  # tickets whose users may abort, or whose deadlines may pass
     leases: bool = True  # False: always granted, and nobody looks whether they end
     timers: bool = True  # False: neither the lost timer nor anybody's patience runs out
+    repeats: int = 1  # a message is sent again while fewer copies and fewer answers are on their way; 0: never
     restart: bool = False  # a decoder that died comes back, at the same address
+    order_wrapped: bool = False  # the second ticket's generation does not look newer than the first's
     decoder: DecoderTable = field(default_factory=lambda: life.DECODER)
     prefiller: PrefillerTable = field(default_factory=lambda: life.PREFILLER)
     revoke_stops_halves: bool = True  # False: only the registration is closed, the alias stays
     fresh_keys: bool = True  # False: a restarted process registers under its predecessor's key
     errors_are_final: bool = True  # False: a write that completed in error is posted once more
     next_generation: bool = True  # False: a slot comes back with the imm that it had
+    refused_is_counted: bool = True  # False: Refused gives pages back, whatever has arrived
+    tombstones_keep_answers: bool = True  # False: of a ticket that is done they say that nothing was posted
+    tombstones_keep_newest: bool = True  # False: an older use of the slot is remembered over a newer one
 
 
 def rules_of(table: Mapping[Any, Any]) -> Rules:
@@ -83,8 +88,9 @@ TICKET_FIELDS = (
     "bad",  # wrong bytes have landed
     # prefiller
     "far",
-    "remembered",
+    "remembered",  # the tombstone of the slot is this ticket's
     "final",  # num_posted as remembered
+    "said",  # the last answer: its kind and num_posted
     "list",  # none, open, complete, closed
     "done",  # its TransferDone was taken
     "job",  # none, queued, step, dropping, leaving (out, ENGINE_LEFT not taken), left
@@ -99,7 +105,7 @@ _ticket_key = attrgetter(*TICKET_FIELDS)
 NEW_TICKET: Key = (
     *("WAITING", 0, 0, None, "none", "", False, False, False, None, 0, (), False),
     *((), False),
-    *("UNSEEN", False, 0, "none", False, "none", 0, 0, False, 0, "none", "none"),
+    *("UNSEEN", False, 0, (), "none", False, "none", 0, 0, False, 0, "none", "none"),
 )
 
 
@@ -110,8 +116,8 @@ class Ticket:
         (
             self.near, self.process, self.session, self.known, self.pages, self.answer, self.digests, self.lost_timer,
             self.patience, self.target, self.arrivals, self.reached, self.surplus, self.writes, self.bad, self.far,
-            self.remembered, self.final, self.list, self.done, self.job, self.step, self.ready, self.step_failed,
-            self.runs, self.source, self.lease,
+            self.remembered, self.final, self.said, self.list, self.done, self.job, self.step, self.ready,
+            self.step_failed, self.runs, self.source, self.lease,
         ) = key  # fmt: skip
 
     @property
@@ -125,7 +131,7 @@ class Ticket:
             self.writes = tuple(sorted("x" + write[1] if write[0] in inert else write for write in self.writes))
         if self.job == "left" and self.list != "open":
             self.step = self.ready = 0
-        if self.far == "DONE" and self.done:
+        if self.far in ("UNSEEN", "DONE") and self.done:
             self.writes = tuple(sorted(write[0] + "c" for write in self.writes))
 
     def move_write(self, old: str, new: str) -> None:
@@ -137,12 +143,18 @@ class Ticket:
 
 Message = tuple[str, int, int]  # kind, ticket, num_posted
 TO_PREFILLER = ("Prefill", "Cancel")
+ANSWERS = {
+    "SEND_REFUSED": "Refused",
+    "SEND_FAILED": "Failed",
+    "SEND_CANCEL_ACK": "CancelAck",
+    "SEND_CLOSED": "Closed",
+}
 
 
 class World:
     __slots__ = (
         "settings", "decoder_rules", "prefiller_rules", "exercised", "shared", "broken",
-        "tickets", "process", "decoder_alive", "session", "prefiller", "prefiller_session", "noticed", "net",
+        "tickets", "process", "decoder_alive", "session", "prefiller", "heard", "noticed", "net",
         "near_effects", "far_effects", "faults_left",
     )  # fmt: skip
 
@@ -152,11 +164,12 @@ class World:
         self.prefiller_rules = rules_of(settings.prefiller)
         self.shared: dict[Key, Key] = {}  # one copy of every ticket's key: worlds share most of them
         self.exercised: set[tuple[str, str, str]] = set()
-        self.thaw(((NEW_TICKET,) * settings.num_tickets, 0, True, 0, "alive", 0, -1, (), (), (), settings.num_faults))
+        tickets = (NEW_TICKET,) * settings.num_tickets
+        self.thaw((tickets, 0, True, 0, "alive", (0, -1), -1, (), (), (), settings.num_faults))
 
     def thaw(self, key: Key) -> None:
         (
-            tickets, self.process, self.decoder_alive, self.session, self.prefiller, self.prefiller_session,
+            tickets, self.process, self.decoder_alive, self.session, self.prefiller, self.heard,
             self.noticed, self.net, self.near_effects, self.far_effects, self.faults_left,
         ) = key  # fmt: skip
         self.tickets = [Ticket(ticket) for ticket in tickets]
@@ -164,6 +177,8 @@ class World:
 
     def freeze(self) -> Key:
         inert = "lvw" if self.settings.next_generation else "lw"
+        if not self.far_effects:
+            self.bury()
         for ticket in self.tickets:
             ticket.forget(inert)
         closed = [i for i, ticket in enumerate(self.tickets) if ticket.near == "CLOSED"]
@@ -171,7 +186,7 @@ class World:
             self.net = tuple(m for m in self.net if m[1] not in closed or m[0] in TO_PREFILLER)
         return (
             tuple([self.shared.setdefault(key, key) for key in map(_ticket_key, self.tickets)]),
-            self.process, self.decoder_alive, self.session, self.prefiller, self.prefiller_session,
+            self.process, self.decoder_alive, self.session, self.prefiller, self.heard,
             self.noticed, self.net, self.near_effects, self.far_effects, self.faults_left,
         )  # fmt: skip
 
@@ -205,6 +220,40 @@ class World:
     def lives(self, ticket: Ticket) -> bool:
         """The decoder process that opened the ticket."""
         return self.decoder_alive and bool(ticket.process == self.process)
+
+    # ---- what the prefiller remembers: of each decoder process and slot one ticket, in the current epoch ----
+
+    def is_current(self, ticket: Ticket) -> bool:
+        """Of the newest epoch that its decoder process said Hello with."""
+        return bool(ticket.session == self.heard[ticket.process])
+
+    def is_new(self, i: int) -> bool:
+        """Of the current epoch, and newer than what is remembered of its slot."""
+        seen = self.tombstone(self.tickets[i])
+        return self.is_current(self.tickets[i]) and (seen is None or self.is_newer(i, than=seen))
+
+    def is_newer(self, i: int, than: int) -> bool:
+        return i < than if self.settings.order_wrapped else i > than
+
+    def tombstone(self, ticket: Ticket) -> int | None:
+        same_slot = (j for j, t in enumerate(self.tickets) if t.remembered and t.process == ticket.process)
+        return next(same_slot, None)
+
+    def remember(self, i: int) -> None:
+        seen = self.tombstone(self.tickets[i])
+        if not self.is_current(self.tickets[i]) or seen == i:
+            return
+        if seen is not None:
+            if self.settings.tombstones_keep_newest and self.is_newer(seen, than=i):
+                return
+            self.tickets[seen].remembered = False
+        self.tickets[i].remembered = True
+
+    def bury(self) -> None:
+        """A ticket without a job and without a tombstone is as good as unseen."""
+        for ticket in self.tickets:
+            if ticket.far in ("UNSEEN", "DONE") and not ticket.remembered:
+                ticket.far, ticket.final, ticket.said = "UNSEEN", 0, ()
 
     # ---- the fabric ----
 
@@ -295,7 +344,7 @@ class World:
         ticket = self.tickets[i]
         match PrefillerEffect[effect]:
             case PrefillerEffect.REMEMBER:
-                ticket.remembered = True
+                self.remember(i)
             case PrefillerEffect.OPEN_LIST:
                 ticket.list = "open"
             case PrefillerEffect.START_JOB:
@@ -308,12 +357,27 @@ class World:
                 ticket.lease = "ended"
             case PrefillerEffect.RELEASE_SOURCE:
                 ticket.source = "released"
-            case PrefillerEffect.SEND_REFUSED:
-                self.send("Refused", i)
-            case PrefillerEffect.SEND_FAILED | PrefillerEffect.SEND_CANCEL_ACK | PrefillerEffect.SEND_CLOSED:
-                kind = {"SEND_FAILED": "Failed", "SEND_CANCEL_ACK": "CancelAck", "SEND_CLOSED": "Closed"}[effect]
-                # Asked of an open list, the number is the one of this moment.
-                self.send(kind, i, len(ticket.writes) if ticket.list == "open" else ticket.final)
+            case PrefillerEffect.SEND_AGAIN:
+                if ticket.said:
+                    kind, num_posted = ticket.said
+                    self.send(kind, i, num_posted if self.knows(ticket) else 0)
+            case _:
+                self.answer(i, ANSWERS[effect])
+
+    def answer(self, i: int, kind: str) -> None:
+        ticket = self.tickets[i]
+        if kind == "Refused":
+            num_posted = 0
+        elif ticket.list == "open":  # asked too early, the number is the one of this moment
+            num_posted = len(ticket.writes)
+        else:
+            num_posted = ticket.final if kind == "Closed" or self.knows(ticket) else 0
+        ticket.said = (kind, num_posted)
+        self.send(kind, i, num_posted)
+
+    def knows(self, ticket: Ticket) -> bool:
+        """How much was posted."""
+        return bool(ticket.far != "DONE" or self.settings.tombstones_keep_answers)
 
     def start_job(self, ticket: Ticket) -> None:
         ticket.runs += 1
