@@ -30,7 +30,7 @@ FOREIGN = Imm(77)
 class Target:
     def __init__(self) -> None:
         pool = PoolMemory(LENGTH)
-        self.fd = pool.fd
+        self.pool = pool
         self.memory: NDArray[np.uint8] = pool.bytes
         self.fabric = NativeFabric(pool.fd, LENGTH)
         self.events: list[Event] = []
@@ -45,7 +45,7 @@ class Target:
 
     def other_peers_come_and_go(self) -> None:
         for _ in range(3):
-            other = NativeFabric(self.fd, LENGTH)
+            other = NativeFabric(self.pool.fd, LENGTH)
             peer = self.fabric.add_peer(other.address)
             other.connect(other.add_peer(self.fabric.address), self.fabric.grant(peer))
             self.fabric.remove_peer(peer)

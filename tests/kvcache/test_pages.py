@@ -160,6 +160,12 @@ Misuse = Callable[[PagePool], object]
         pytest.param(lambda pool: pool.quarantine([5, 1]), "page 1 is indexed", id="an indexed page in quarantine"),
         pytest.param(lambda pool: pool.quarantine([5, 4]), "page 4 is not held", id="a page quarantined twice"),
         pytest.param(lambda pool: pool.quarantine([5, 5]), "named twice", id="a page quarantined twice at once"),
+        pytest.param(
+            lambda pool: pool.require_private([5, 0]), "page 0 is held 2 times", id="a shared one as private"
+        ),
+        pytest.param(lambda pool: pool.require_private([1]), "page 1 is indexed", id="an indexed one as private"),
+        pytest.param(lambda pool: pool.require_private([3]), "page 3 is not held", id="a free one as private"),
+        pytest.param(lambda pool: pool.require_private([5, 5]), "named twice", id="one as private twice"),
         pytest.param(lambda pool: pool.readmit([4, 5]), "page 5 is not quarantined", id="a held page is readmitted"),
         pytest.param(lambda pool: pool.readmit([4, 4]), "named twice", id="a page is readmitted twice at once"),
         pytest.param(lambda pool: pool.try_index(3, b"z"), "page 3 is not held", id="a free page is indexed"),
@@ -180,6 +186,7 @@ def test_misuse_raises_and_changes_nothing(misuse: Misuse, message: str) -> None
     with pytest.raises(AssertionError, match=message):
         misuse(pool)
     assert pool.statistics() == before
+    pool.require_private([5])  # which it is, and stays
     pool.check()
     pool.release([0, 1, 5])
     pool.release([0])

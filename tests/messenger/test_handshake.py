@@ -1,17 +1,22 @@
 """The handshake over a network: refused, repeated, lost, late; and nobody who came and went leaves a trace."""
 
+import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from kv_world import DecoderProcess, LoopbackSite, PrefillerProcess, greet, pair, pool_layout
 from puppet import PuppetDecoder, PuppetPrefiller
 from test_hello import DIFFERENCES
 
+from headrace.errors import InputError
 from headrace.fabric.interface import Descriptor
+from headrace.messenger.hello import Role
 from headrace.messenger.known_decoders import FORGET_REFUSED_S
-from headrace.messenger.outcomes import PeerReady, PeerRefused
 from headrace.messenger.known_prefillers import LONGEST_REPEAT_S
+from headrace.messenger.outcomes import PeerReady, PeerRefused
 from headrace.protocol.messages import Hello, HelloRefused, encode
 from headrace.testing import Faults
 
@@ -161,17 +166,53 @@ def test_a_known_decoder_that_differs_all_at_once_is_refused_and_stays_as_it_was
     assert num_peers(prefiller) == 1, "the decoder itself was forgotten"
 
 
-@pytest.mark.parametrize("address", [b"", "its own"])
-def test_a_hello_whose_address_is_none_or_somebody_elses_is_dropped_and_counted(
-    address: bytes | str, site: LoopbackSite, prefiller: PrefillerProcess, puppet: PuppetDecoder
+def test_a_hello_whose_address_is_none_is_dropped_and_counted(
+    site: LoopbackSite, prefiller: PrefillerProcess, puppet: PuppetDecoder
 ) -> None:
     puppet.greet()
     site.settle(prefiller)
-    used = puppet.fabric.address if isinstance(address, str) else address
-    puppet.say(puppet.peer, puppet.hello(sender="f" * 32, address=used))
+    puppet.say(puppet.peer, puppet.hello(sender="f" * 32, address=b""))
     site.settle(prefiller)
     assert prefiller.messenger.statistics().num_strange_messages == 1
     assert num_peers(prefiller) == 1
+    assert prefiller.decoders == {puppet.identity.uuid: 1}
+
+
+@pytest.mark.parametrize("field", ["fingerprint", "layout", "host", "pool_dtype", "address", "descriptor"])
+def test_a_hello_with_something_huge_is_dropped_and_counted_and_a_right_one_is_taken(
+    field: str, site: LoopbackSite, prefiller: PrefillerProcess, puppet: PuppetDecoder
+) -> None:
+    huge = b"x" * (8 << 20) if field in ("address", "descriptor") else "x" * (8 << 20)
+    puppet.say(puppet.peer, puppet.hello(**{field: huge}))
+    site.settle(prefiller)
+    assert prefiller.messenger.statistics().num_strange_messages == 1
+    assert (num_peers(prefiller), prefiller.refused, puppet.heard(HelloRefused)) == (0, [], [])
+    puppet.greet()
+    site.settle(prefiller)
+    assert list(prefiller.decoders) == [puppet.identity.uuid]
+
+
+def test_a_long_difference_is_told_as_far_as_a_text_goes(
+    site: LoopbackSite, prefiller: PrefillerProcess, puppet: PuppetDecoder
+) -> None:
+    theirs = "\U0001f600" * 256  # of four bytes each
+    puppet.say(puppet.peer, puppet.hello(fingerprint=theirs))
+    site.settle(prefiller)
+    [answer] = puppet.heard(HelloRefused)
+    assert (answer.ours, answer.theirs) == ("model", theirs)
+
+
+@pytest.mark.parametrize("role", ["prefiller", "decoder"])
+@pytest.mark.parametrize("num_ranks", [0, 2])
+def test_an_instance_of_several_ranks_is_refused_at_its_start(role: Role, num_ranks: int, site: LoopbackSite) -> None:
+    made = PrefillerProcess(site, pool_layout(4)) if role == "prefiller" else DecoderProcess(site, pool_layout(4))
+    parts: dict[str, Any] = {"fabric": made.fabric, "pages": made.pool, "memory": made.memory}
+    parts["identity"] = replace(made.identity, num_ranks=num_ranks)
+    if role == "decoder":
+        parts["rng"] = random.Random(1)
+    with pytest.raises(InputError) as refusal:
+        type(made.messenger)(**parts)
+    assert refusal.value.field == "num_ranks"
 
 
 def test_a_refused_decoder_is_answered_again_but_told_to_the_role_once_and_forgotten_after_a_while(
@@ -249,19 +290,24 @@ def test_an_answer_to_an_older_epoch_does_not_make_ready(site: LoopbackSite) -> 
     assert [hello.epoch for hello in other.heard(Hello)] == [1, 2]
 
 
-def test_somebody_else_at_the_address_that_was_greeted_is_not_believed(site: LoopbackSite) -> None:
+def test_a_prefiller_that_was_refused_is_asked_again_under_the_next_epoch_when_it_is_greeted_again(
+    site: LoopbackSite,
+) -> None:
     decoder, other = DecoderProcess(site, pool_layout(10)), PuppetPrefiller(site, pool_layout(16))
     peer = decoder.messenger.greet(other.fabric.address, site.now)
     site.settle(decoder)
+    asked = other.meet()
+    other.say(other.peer, other.hello(asked.epoch, fingerprint="another"))
+    site.settle(decoder)
+    assert [type(outcome) for outcome in decoder.outcomes] == [PeerRefused]
+    assert decoder.messenger.next_due() is None, "it asks on though it was told to"
+    assert decoder.messenger.greet(other.fabric.address, site.now) == peer
+    site.settle(decoder)
+    assert [hello.epoch for hello in other.heard(Hello)] == [1, 2]
     other.answer()
     site.settle(decoder)
-    decoder.messenger.peer_hung(peer, site.now)
-    site.settle(decoder)
-    other.say(other.peer, other.hello(other.meet().epoch, sender="f" * 32))
-    site.settle(decoder)
-    assert not decoder.messenger.is_ready(peer)
-    decoder.messenger.peer_exited(peer, site.now)
-    assert num_peers(decoder) == 0
+    assert decoder.messenger.is_ready(peer)
+    assert num_peers(decoder) == 1
 
 
 def test_greeting_twice_is_greeting_once(site: LoopbackSite, prefiller: PrefillerProcess) -> None:

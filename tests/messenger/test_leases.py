@@ -21,6 +21,10 @@ def grant(of: Leases, name: str, num_tokens: int, tier: Tier = "interactive", no
     return lease
 
 
+def use(of: Leases, lease: str, name: str, num_tokens: int) -> Tier | None:
+    return of.use(lease, name, num_tokens=num_tokens)
+
+
 def waits(of: Leases, name: str, num_tokens: int, tier: Tier = "interactive") -> bool:
     return of.try_grant(name, num_tokens=num_tokens, tier=tier, now=0.0) is None
 
@@ -77,7 +81,7 @@ def test_a_long_background_prompt_waits_for_everything() -> None:
 def test_what_is_computed_makes_room_and_the_last_chunk_ends_the_lease() -> None:
     of = leases()
     lease = grant(of, "a", CAPACITY)
-    assert of.use(lease, "a")
+    assert use(of, lease, "a", CAPACITY)
     of.computed(lease, 24)
     assert of.outstanding_tokens == 40
     grant(of, "b", 24)
@@ -96,21 +100,48 @@ def test_a_repeated_reserve_gets_its_old_lease_and_counts_once() -> None:
 def test_a_request_that_comes_back_for_a_new_ticket_gets_a_lease_that_can_be_used() -> None:
     of = leases()
     first = grant(of, "a", 20)
-    assert of.use(first, "a")
+    assert use(of, first, "a", 20)
     second = grant(of, "a", 20)
     assert second != first
-    assert of.use(second, "a")
+    assert use(of, second, "a", 20)
 
 
 def test_a_lease_is_used_once_and_only_by_its_own_request() -> None:
     of = leases()
     lease = grant(of, "a", 8)
-    assert not of.use("unknown", "a")
-    assert not of.use(lease, "b")
+    assert not use(of, "unknown", "a", 8)
+    assert not use(of, lease, "b", 8)
     assert of.is_unused(lease, "a")
-    assert of.use(lease, "a")
+    assert use(of, lease, "a", 8)
     assert not of.is_unused(lease, "a")
-    assert not of.use(lease, "a")
+    assert not use(of, lease, "a", 8)
+
+
+@pytest.mark.parametrize("tier", ["interactive", "flex"])
+def test_a_used_lease_says_its_tier(tier: Tier) -> None:
+    of = leases()
+    assert use(of, grant(of, "a", 8, tier), "a", 8) == tier
+
+
+def test_a_lease_is_good_for_as_many_tokens_as_it_has_and_still_unused_after_it_was_too_small() -> None:
+    of = leases()
+    lease = grant(of, "a", 8)
+    assert use(of, lease, "a", 9) is None
+    assert of.is_unused(lease, "a")
+    assert of.next_expiry() == UNUSED_LEASE_S
+    assert use(of, lease, "a", 8) == "interactive"
+    assert of.outstanding_tokens == 8
+
+
+def test_a_lease_larger_than_its_prompt_is_good_and_holds_what_was_granted_until_it_ends() -> None:
+    of = leases()
+    lease = grant(of, "a", 14)
+    assert use(of, lease, "a", 13)
+    assert of.outstanding_tokens == 14
+    of.computed(lease, 13)
+    assert of.outstanding_tokens == 1
+    of.end(lease)
+    assert of.outstanding_tokens == 0
 
 
 def test_an_ended_lease_is_unknown_and_ending_is_idempotent() -> None:
@@ -118,7 +149,7 @@ def test_an_ended_lease_is_unknown_and_ending_is_idempotent() -> None:
     lease = grant(of, "a", 8)
     of.end(lease)
     of.end(lease)
-    assert not of.use(lease, "a")
+    assert not use(of, lease, "a", 8)
     assert of.outstanding_tokens == 0
 
 
@@ -126,13 +157,13 @@ def test_a_lease_without_a_prefill_ends_after_two_seconds_and_a_used_one_does_no
     of = leases()
     used, unused = grant(of, "a", 8, now=10.0), grant(of, "b", 8, now=10.5)
     assert of.next_expiry() == 10.0 + UNUSED_LEASE_S == 12.0
-    assert of.use(used, "a")
+    assert use(of, used, "a", 8)
     assert of.next_expiry() == 12.5
     of.expire(12.49)
     assert of.outstanding_tokens == 16
     of.expire(12.5)
     assert of.outstanding_tokens == 8
-    assert not of.use(unused, "b")
+    assert not use(of, unused, "b", 8)
     assert of.next_expiry() is None
 
 
@@ -171,7 +202,7 @@ def test_outstanding_tokens_stay_within_the_capacity_but_for_one_long_prompt_of_
             tokens = 1 + number * 37 % (100 if long_ones else SHARE[tier])
             lease = of.try_grant(f"r{i}", num_tokens=tokens, tier=tier, now=now)  # type: ignore[arg-type]
             if lease is not None:
-                assert of.use(lease, f"r{i}")
+                assert use(of, lease, f"r{i}", tokens) == tier
                 open_now[lease] = (tier, tokens, tokens)
             else:
                 assert open_now, "it waits for nothing"

@@ -110,6 +110,25 @@ def test_a_name_with_blanks_and_parentheses_hides_no_start_time(tmp_path: Path) 
             process.kill()
 
 
+def test_where_proc_is_hidden_the_pidfd_itself_says_whether_a_process_lives(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = name_of(child)
+
+    def hidden(pid: int) -> int:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"/proc/{pid}/stat")  # as hidepid=2 does
+
+    monkeypatch.setattr("headrace.messenger.process._start_ticks", hidden)
+    pidfd = name.try_open()
+    assert pidfd is not None, "another user's process is taken for one that has exited"
+    num_fds = len(os.listdir("/proc/self/fd"))
+    child.kill()
+    assert has_exited(pidfd, 5.0)
+    os.close(pidfd)
+    assert not open_once(name), "killed, not waited for: its pidfd can be opened, and is readable"
+    assert len(os.listdir("/proc/self/fd")) == num_fds - 1, "the exited one's pidfd leaks"
+
+
 def test_a_failure_of_our_own_is_not_taken_for_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(pid: int, flags: int = 0) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -39,11 +39,17 @@ class Scripted:
     advanced: list[float] = field(default_factory=list)
     exited: list[PeerId] = field(default_factory=list)
     fails_at_exit: bool = False
+    at_next_handle: list[PeerReady] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def handle(self, events: Sequence[Event], now: float) -> None:
+        self.calls.append("handle")
         self.events += events
+        self.outcomes += self.at_next_handle
+        self.at_next_handle.clear()
 
     def advance(self, now: float) -> None:
+        self.calls.append("advance")
         self.advanced.append(now)
         if self.due is not None and self.due <= now:
             self.due = None
@@ -52,6 +58,7 @@ class Scripted:
         return self.due
 
     def peer_exited(self, peer: PeerId, now: float) -> None:
+        self.calls.append("peer_exited")
         if self.fails_at_exit:
             raise ArithmeticError("an error of the messenger")
         self.exited.append(peer)
@@ -96,10 +103,29 @@ def fabric(site: LoopbackSite) -> Iterator[LoopbackFabric]:
 
 
 @pytest.fixture
-def child() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process
-        process.kill()
+def children() -> Iterator[list[subprocess.Popen[bytes]]]:
+    with subprocess.Popen(["sleep", "60"]) as first, subprocess.Popen(["sleep", "60"]) as second:
+        yield [first, second]
+        first.kill()
+        second.kill()
+
+
+@pytest.fixture
+def child(children: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    return children[0]
+
+
+def pidfds() -> set[int]:
+    """Not all that is open: whatever the collector finds meanwhile may close some of it."""
+    links = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            links[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return {fd for fd, link in links.items() if link in ("anon_inode:[pidfd]", "pidfd:")}
+
+
+def num_pidfds() -> int:
+    return len(pidfds())
 
 
 def ready(process: ProcessName, peer: int = 1) -> PeerReady:
@@ -251,6 +277,20 @@ def test_a_poke_makes_the_pump_look_at_its_timers_and_outcomes_again(fabric: Loo
     assert told == [elsewhere]
 
 
+def test_an_outcome_that_the_telling_of_another_causes_is_told_in_the_same_turn(fabric: LoopbackFabric) -> None:
+    elsewhere = ProcessName(host="elsewhere", pid=1, started=0)
+    messenger, told = Scripted(outcomes=[ready(elsewhere, 1)]), list[PeerId]()
+
+    def tell(outcome: PeerReady) -> None:
+        told.append(outcome.peer)
+        if outcome.peer < 4:
+            messenger.outcomes.append(ready(elsewhere, outcome.peer + 1))
+
+    Pump(messenger, fabric, tell).turn()
+    assert told == [1, 2, 3, 4]
+    assert messenger.calls == ["handle", "advance"]
+
+
 # ---- ended -----------------------------------------------------------------------------------------------------
 
 
@@ -265,10 +305,9 @@ def test_an_error_of_whoever_is_told_ends_the_pump_with_it(fabric: LoopbackFabri
             await asyncio.wait_for(Pump(messenger, fabric, fail).run(), PATIENCE_S)
         assert not asyncio.get_running_loop().remove_reader(fabric.event_fd)
 
-    assert fabric.event_fd  # opened at the first look
-    num_fds = len(os.listdir("/proc/self/fd"))
+    num_before = num_pidfds()
     asyncio.run(main())
-    assert len(os.listdir("/proc/self/fd")) == num_fds, "a pidfd leaks"
+    assert num_pidfds() == num_before, "a pidfd leaks"
 
 
 def test_an_error_of_the_messenger_at_an_exit_ends_the_pump_with_it(
@@ -293,13 +332,13 @@ def test_a_cancelled_pump_leaves_neither_readers_nor_pidfds(
     event_fd = fabric.event_fd
 
     async def main() -> None:
-        loop, before = asyncio.get_running_loop(), set(os.listdir("/proc/self/fd"))
+        loop, before = asyncio.get_running_loop(), pidfds()
         async with running(Pump(messenger, fabric, ignore)):
             await until(lambda: bool(messenger.advanced))
-            watched = set(os.listdir("/proc/self/fd")) - before
+            watched = pidfds() - before
             assert len(watched) == 1
-        assert not set(os.listdir("/proc/self/fd")) - before
-        assert not any(loop.remove_reader(fd) for fd in (event_fd, *map(int, watched)))
+        assert not pidfds() - before
+        assert not any(loop.remove_reader(fd) for fd in (event_fd, *watched))
         child.kill()
         child.wait()
         await asyncio.sleep(0.01)
@@ -316,12 +355,12 @@ def test_a_pump_whose_fabric_was_closed_meanwhile_is_cancelled_all_the_same(
     async def main() -> None:
         run = asyncio.create_task(Pump(messenger, fabric, ignore).run())
         await until(lambda: bool(messenger.advanced))
-        num_fds = len(os.listdir("/proc/self/fd"))
+        num_before = num_pidfds()
         fabric.close()
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        assert len(os.listdir("/proc/self/fd")) == num_fds - 2, "the event fd is the fabric's, the pidfd was the pump's"
+        assert num_pidfds() == num_before - 1
 
     asyncio.run(main())
 
@@ -370,6 +409,109 @@ def test_a_peer_of_another_host_is_not_looked_for_among_our_processes(fabric: Lo
             await until(lambda: bool(messenger.advanced))
             pump.poke()
             await until(lambda: len(messenger.advanced) > 1)
+
+    asyncio.run(main())
+    assert messenger.exited == []
+
+
+def test_what_the_fabric_told_before_an_exit_is_handled_before_it(
+    fabric: LoopbackFabric, child: subprocess.Popen[bytes]
+) -> None:
+    messenger = Scripted(outcomes=[ready(name_of(child), 7)])
+
+    async def main() -> None:
+        async with running(Pump(messenger, fabric, ignore)):
+            await until(lambda: bool(messenger.advanced))
+            child.kill()
+            await until(lambda: bool(messenger.exited))
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert messenger.calls == ["handle", "advance", "handle", "peer_exited", "advance"]
+
+
+def test_of_two_processes_that_follow_each_other_as_one_peer_only_the_later_is_watched(
+    fabric: LoopbackFabric, children: list[subprocess.Popen[bytes]]
+) -> None:
+    first, second = children
+    messenger = Scripted(outcomes=[ready(name_of(first), 7)])
+
+    async def main() -> None:
+        pump = Pump(messenger, fabric, ignore)
+        async with running(pump):
+            await until(lambda: bool(messenger.advanced))
+            num_before = num_pidfds()
+            messenger.outcomes.append(ready(name_of(second), 7))
+            pump.poke()
+            await until(lambda: len(messenger.advanced) == 2)
+            assert num_pidfds() == num_before
+            first.kill()
+            first.wait()
+            await asyncio.sleep(0.02)
+            assert messenger.exited == []
+            second.kill()
+            await until(lambda: bool(messenger.exited))
+            assert num_pidfds() == num_before - 1
+
+    asyncio.run(main())
+    assert messenger.exited == [7]
+
+
+def test_an_exit_that_is_noticed_when_its_successor_is_there_already_is_not_taken_for_the_successors(
+    fabric: LoopbackFabric, children: list[subprocess.Popen[bytes]]
+) -> None:
+    first, second = children
+    messenger = Scripted(outcomes=[ready(name_of(first), 7)])
+
+    async def main() -> None:
+        async with running(Pump(messenger, fabric, ignore)):
+            await until(lambda: bool(messenger.advanced))
+            messenger.at_next_handle = [ready(name_of(second), 7)]
+            first.kill()  # and the loop comes to neither before the second has said Hello
+            await until(lambda: len(messenger.advanced) == 2)
+            await asyncio.sleep(0.02)
+            assert messenger.exited == []
+            second.kill()
+            await until(lambda: bool(messenger.exited))
+
+    asyncio.run(main())
+    assert messenger.exited == [7]
+
+
+def test_a_process_that_is_ready_under_a_newer_epoch_and_has_exited_is_told_once(
+    fabric: LoopbackFabric, child: subprocess.Popen[bytes]
+) -> None:
+    name = name_of(child)
+    messenger = Scripted(outcomes=[ready(name, 7)])
+
+    async def main() -> None:
+        async with running(Pump(messenger, fabric, ignore)):
+            await until(lambda: bool(messenger.advanced))
+            messenger.at_next_handle = [ready(name, 7)]
+            child.kill()
+            child.wait()
+            await until(lambda: bool(messenger.exited))
+            await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+    assert messenger.exited == [7]
+
+
+def test_a_peer_that_moved_to_another_host_is_not_watched_here_any_more(
+    fabric: LoopbackFabric, child: subprocess.Popen[bytes]
+) -> None:
+    messenger = Scripted(outcomes=[ready(name_of(child), 7)])
+
+    async def main() -> None:
+        pump = Pump(messenger, fabric, ignore)
+        async with running(pump):
+            await until(lambda: bool(messenger.advanced))
+            messenger.outcomes.append(ready(ProcessName(host="elsewhere", pid=child.pid, started=0), 7))
+            pump.poke()
+            await until(lambda: len(messenger.advanced) == 2)
+            child.kill()
+            child.wait()
+            await asyncio.sleep(0.02)
 
     asyncio.run(main())
     assert messenger.exited == []

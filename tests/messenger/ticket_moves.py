@@ -332,9 +332,9 @@ def wire_moves(w: World) -> Iterator[Move]:
     for i, ticket in enumerate(w.tickets):
         for write in dict.fromkeys(ticket.writes):
             where, writer = write
-            if where == "f":
+            if where == "f" and w.settings.halves:
                 yield ("lands by half", i, write), True, partial(become, i=i, old=write, new="h" + writer)
-            elif where == "h":
+            elif where in "fh":
                 yield ("lands", i, write), True, partial(land, i=i, write=write)
             elif where == "v" and w.counted_by(i):
                 yield ("voided imm arrives", i, write), False, partial(arrive_void, i=i, write=write)
@@ -408,7 +408,7 @@ def ticket_faults(w: World, i: int) -> Iterator[tuple[str, Label, Callable[[Worl
     if w.prefiller == "alive" and ticket.job in ("step", "dropping"):
         yield "failed step", ("step fails", i, ticket.step), partial(fail_step, i=i)
     for write in dict.fromkeys(ticket.writes):
-        if write[0] == "h":
+        if write[0] == ("h" if w.settings.halves else "f"):
             yield "wrong bytes", ("lands wrong", i, write), partial(land, i=i, write=write, bad=True)
         if write[0] in "fh":
             yield "write lost", ("lost", i, write), partial(become, i=i, old=write, new="x" + write[1])

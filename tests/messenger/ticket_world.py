@@ -47,6 +47,7 @@ class Settings:
     leases: bool = True  # False: always granted, and nobody looks whether they end
     timers: bool = True  # False: neither the lost timer nor anybody's patience runs out
     repeats: int = 1  # a message is sent again while fewer copies and fewer answers are on their way; 0: never
+    halves: bool = False  # a write lands in two halves; the rules do not see it, only what `revoke` stops
     restart: bool = False  # a decoder that died comes back, at the same address
     order_wrapped: bool = False  # the second ticket's generation does not look newer than the first's
     decoder: DecoderTable = field(default_factory=lambda: life.DECODER)
@@ -129,8 +130,10 @@ class Ticket:
         if self.near == "CLOSED" and self.target is None and self.answer == "failed":
             self.known, self.bad = None, False
             self.writes = tuple(sorted("x" + write[1] if write[0] in inert else write for write in self.writes))
-        if self.job == "left" and self.list != "open":
+        if self.job in ("left", "dropping") and self.list != "open":
             self.step = self.ready = 0
+        if self.list == "closed":  # has failed, whatever the writes did
+            self.writes = tuple(sorted(write.replace("e", "c") for write in self.writes))
         if self.far in ("UNSEEN", "DONE") and self.done:
             self.writes = tuple(sorted(write[0] + "c" for write in self.writes))
 
@@ -180,6 +183,8 @@ class World:
         if not self.far_effects:
             self.bury()
         for ticket in self.tickets:
+            if ticket.near == "CLOSED" and not self.lives(ticket):
+                ticket.pages, ticket.answer = "none", "failed"
             ticket.forget(inert)
         closed = [i for i, ticket in enumerate(self.tickets) if ticket.near == "CLOSED"]
         if closed and self.net:  # the decoder looks tickets up: it drops what comes for a closed one

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ProtocolFault
 from headrace.protocol.messages import (
+    MOST_REMAINING_S,
     AnyMessage,
     Cancel,
     CancelAck,
@@ -24,8 +25,10 @@ from headrace.protocol.messages import (
     Ticket,
     TicketClosed,
     Wait,
+    clipped,
     decode,
     encode,
+    is_name,
 )
 
 UUID = "0123456789abcdef" * 2
@@ -137,6 +140,77 @@ def test_numbers_that_are_negative_or_huge_are_refused_by_name(message: AnyMessa
         if isinstance(value, float):
             for wrong in (-0.5, float("nan"), -float("inf")):
                 assert f"`$.{name}`" in refusal(fields | {name: wrong})
+
+
+LONGEST: dict[str, dict[str, int]] = {
+    "Hello": {"fingerprint": 256, "layout": 256, "host": 256, "address": 512, "descriptor": 512},
+    "HelloRefused": {"field": 256, "ours": 1024, "theirs": 1024, "address": 512},
+    "Prefill": {"request_id": 256, "lease": 256},
+    "Refused": {"text": 1024},
+    "Failed": {"reason": 1024},
+    "Reserve": {"request_id": 256},
+    "Granted": {"request_id": 256, "lease": 256},
+    "Wait": {"request_id": 256},
+}
+"""In characters, or bytes, by kind and field: nobody stores or repeats more of what a stranger wrote."""
+
+OF_CLOSED_SETS = {"type", "sender", "role", "reason", "tier"}
+
+
+@each_message
+def test_a_text_is_taken_up_to_its_length_and_refused_by_name_beyond_it(message: AnyMessage) -> None:
+    fields = fields_of(message)
+    longest = LONGEST.get(type(message).__name__, {})
+    texts = {name for name, value in fields.items() if isinstance(value, str | bytes)}
+    assert texts - set(longest) <= OF_CLOSED_SETS, "a text without a limit"
+    for name, most in longest.items():
+        character = b"\xff" if isinstance(fields[name], bytes) else "\U0001f600"  # four bytes, one character
+        taken = decode(msgspec.msgpack.encode(fields | {name: character * most}))
+        assert getattr(taken, name) == character * most
+        assert f"`$.{name}`" in refusal(fields | {name: character * (most + 1)})
+
+
+def test_the_dtype_of_a_pool_has_a_limit_too() -> None:
+    fields = fields_of(MESSAGES[0])
+    assert "`$.pool.dtype`" in refusal(fields | {"pool": fields["pool"] | {"dtype": "x" * 257}})
+
+
+@each_message
+def test_seconds_are_taken_up_to_a_million_and_refused_by_name_beyond_it(message: AnyMessage) -> None:
+    fields = fields_of(message)
+    for name in (name for name in fields if name.endswith("_s")):
+        assert getattr(decode(msgspec.msgpack.encode(fields | {name: 1e6})), name) == MOST_REMAINING_S == 1e6
+        for wrong in (1e6 + 1, float("inf")):
+            assert f"`$.{name}`" in refusal(fields | {name: wrong})
+
+
+@given(st.text(st.characters(), max_size=300))
+@settings(max_examples=200)
+def test_what_is_a_name_travels_and_what_is_none_does_not(name: str) -> None:
+    try:
+        travels = decode(encode(Granted(sender=UUID, request_id=name, lease=name)))
+    except (ProtocolFault, UnicodeEncodeError):
+        assert not is_name(name)
+    else:
+        assert is_name(name)
+        assert travels == Granted(sender=UUID, request_id=name, lease=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"), [("", True), ("x" * 256, True), ("x" * 257, False), ("a\ud800", False), ("\udfff", False)]
+)
+def test_a_name_is_short_enough_and_can_be_encoded(name: str, is_one: bool) -> None:
+    assert is_name(name) is is_one
+
+
+@given(st.text(st.characters(), max_size=20), st.sampled_from([1, 49, 50, 51, 60, 1000]))
+@settings(max_examples=200)
+def test_whatever_is_clipped_travels_as_a_text_and_begins_as_it_did(text: str, times: int) -> None:
+    sent = Failed(sender=UUID, ticket=TICKET, num_posted=0, num_unknown=0, reason=clipped(text * times))
+    told = decode(encode(sent))
+    assert told == sent
+    right = (text * times).encode(errors="replace").decode()
+    assert sent.reason == (right if len(right) <= 1000 else right[:1000] + "...")
 
 
 @each_message

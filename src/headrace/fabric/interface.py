@@ -221,7 +221,7 @@ class Fabric(Protocol):
 
     def remove_peer(self, peer: PeerId) -> None:
         """Revoke, give up everything queued, and forget the peer. Its transfers are told done, with an error where
-        writes were outstanding. The caller knows that their source may be reused (PROTOCOL, "Source pages")."""
+        writes were outstanding; messages that wait are dropped, and nothing is told of them. The caller knows that their source may be reused (PROTOCOL, "Source pages")."""
         ...
 
     def grant(self, peer: PeerId) -> Descriptor:
@@ -239,7 +239,8 @@ class Fabric(Protocol):
 
     # messages
     def send(self, peer: PeerId, message: bytes) -> None:
-        """Queue a message of 1 byte to 16 MiB; in order per peer, delivered at most once."""
+        """Queue a message of 1 byte to 16 MiB; in order per peer, delivered at most once. To a peer that takes none,
+        messages wait until it is removed; with more than 64 MiB waiting, the next is told SendFailed (ENOBUFS)."""
         ...
 
     # imm counters: what arrives here

@@ -353,6 +353,8 @@ class DecoderMessenger:
 
     def _apply(self, entry: _Entry, event: DecoderEvent) -> None:
         move = DECODER[entry.state, event]
+        if move.state is not entry.state:
+            entry.repeat_at = None  # answered, or something else is asked now
         entry.state = move.state
         for effect in move.effects:
             self._carry_out(entry, effect)

@@ -72,12 +72,17 @@ class Pump(Generic[Outcome]):
                 self._unwatch(peer)
 
     def turn(self) -> None:
-        """One pass: what the fabric told, who has exited, what is due, what came of it. Outcomes are drained until
-        there are none: whoever is told of one may cause the next (a cancel, a failed step)."""
+        """One pass: what the fabric told, who has exited, what is due, and what came of it. Before an exit is told it is
+        known who is that peer now: at a fixed address another process may have come after the one that exited."""
         self._messenger.handle(self._fabric.drain_events(), self._clock())
+        self._tell()
         while self._exited:
             self._messenger.peer_exited(self._exited.pop(), self._clock())
         self._messenger.advance(self._clock())
+        self._tell()
+
+    def _tell(self) -> None:
+        """Until there are no outcomes: whoever is told of one may cause the next (a cancel, a failed step)."""
         while outcomes := self._messenger.drain_outcomes():
             for outcome in outcomes:
                 if isinstance(outcome, PeerReady):
@@ -85,9 +90,11 @@ class Pump(Generic[Outcome]):
                 self._on_outcome(outcome)
 
     def _watch(self, ready: PeerReady) -> None:
+        # An earlier epoch's, or that of an earlier process at this address; its exit is no longer this peer's.
+        self._unwatch(ready.peer)
+        self._exited = [peer for peer in self._exited if peer != ready.peer]
         if ready.process.host != self._host:
             return
-        self._unwatch(ready.peer)  # an earlier epoch's, or that of an earlier process at this address
         pidfd = ready.process.try_open()
         if pidfd is None:
             self._exited.append(ready.peer)

@@ -172,8 +172,9 @@ def is_name(name: str) -> bool:
 
 
 def clipped(text: str) -> str:
-    """What fits a Text: a reason may quote what came from outside."""
-    return text if len(text) <= 1000 else f"{text[:1000]}..."
+    """What travels as a Text: a reason may quote what came from outside, names of files that are no Unicode too."""
+    sendable = text[:1001].encode(errors="replace").decode()
+    return sendable if len(text) <= 1000 else f"{sendable[:1000]}..."
 
 
 def encode(message: AnyMessage) -> bytes:
