@@ -160,9 +160,7 @@ Misuse = Callable[[PagePool], object]
         pytest.param(lambda pool: pool.quarantine([5, 1]), "page 1 is indexed", id="an indexed page in quarantine"),
         pytest.param(lambda pool: pool.quarantine([5, 4]), "page 4 is not held", id="a page quarantined twice"),
         pytest.param(lambda pool: pool.quarantine([5, 5]), "named twice", id="a page quarantined twice at once"),
-        pytest.param(
-            lambda pool: pool.require_private([5, 0]), "page 0 is held 2 times", id="a shared one as private"
-        ),
+        pytest.param(lambda pool: pool.require_private([5, 0]), "page 0 is held 2 times", id="a shared one as private"),
         pytest.param(lambda pool: pool.require_private([1]), "page 1 is indexed", id="an indexed one as private"),
         pytest.param(lambda pool: pool.require_private([3]), "page 3 is not held", id="a free one as private"),
         pytest.param(lambda pool: pool.require_private([5, 5]), "named twice", id="one as private twice"),

@@ -37,9 +37,10 @@ def prefiller() -> Iterator[Prefiller]:
 
 
 @pytest.fixture(scope="module")
-def helper() -> Iterator[Prefiller]:
-    with Prefiller(chunk_tokens=CHUNK) as process:
-        yield process
+def prefillers(prefiller: Prefiller) -> Iterator[tuple[Prefiller, Prefiller]]:
+    """The one that is asked, and one through which the decoder came to what it has."""
+    with Prefiller(chunk_tokens=CHUNK) as helper:
+        yield prefiller, helper
 
 
 @pytest.fixture
@@ -129,18 +130,19 @@ def test_the_first_token_is_the_one_of_an_undivided_model(
     decoder.finish(request)
 
 
-@pytest.mark.parametrize("prefiller_has", [0, PAGE, 4 * PAGE])
-@pytest.mark.parametrize("decoder_has", [0, PAGE, 3 * PAGE])
+HITS = [(d, p) for d in (0, PAGE, 3 * PAGE) for p in (0, PAGE, 4 * PAGE)]
+
+
+@pytest.mark.parametrize("hits", HITS)
 @pytest.mark.parametrize("length", [4 * PAGE, 4 * PAGE + 1, 5 * CHUNK])
 def test_the_first_token_is_right_with_hits_on_either_side(
     length: int,
-    decoder_has: int,
-    prefiller_has: int,
+    hits: tuple[int, int],
     model: TinyLlama,
-    prefiller: Prefiller,
-    helper: Prefiller,
+    prefillers: tuple[Prefiller, Prefiller],
     decoder: DecoderProcess,
 ) -> None:
+    (decoder_has, prefiller_has), (prefiller, helper) = hits, prefillers
     token_ids = prompt(length, seed=1000 + length + decoder_has * 7 + prefiller_has * 3001)
     if decoder_has:  # from elsewhere, so that the prefiller has none of it
         request = ask(decoder, helper, meet(decoder, helper), token_ids[: decoder_has + 1])

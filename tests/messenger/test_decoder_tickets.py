@@ -13,6 +13,7 @@ from headrace.fabric.interface import Imm, PeerId
 from headrace.messenger.decoder import DecoderOptions
 from headrace.messenger.outcomes import LinkSuspected, Ready
 from headrace.protocol.messages import Cancel, CancelAck, Failed, Prefill, Refused, Ticket, TicketClosed
+from headrace.testing import Faults
 
 
 @pytest.fixture
@@ -198,6 +199,17 @@ def test_an_aux_header_of_something_else_is_corrupt(lie: str, verify_kv: bool) -
     assert pair.statistics.num_wrong_bytes == 1
     assert pair.suspected_links == [LinkSuspected(peer=pair.peer, text=answer.text)]
     assert pair.suspected == [], "once is an accident"
+    pair.everything_is_back()
+
+
+def test_bytes_that_are_not_those_that_were_sent_are_corrupt_and_the_link_is_suspected(pair: Pair) -> None:
+    request, prefill = pair.open()
+    pair.site.network.faults = Faults(flip_bit=0.3)
+    pair.write_all(prefill)
+    answer = pair.answer_of(request)
+    assert (answer.reason, answer.refusal) == ("corrupt", None)
+    assert pair.suspected_links == [LinkSuspected(peer=pair.peer, text=answer.text)]
+    assert pair.decoder.pool.statistics().num_indexed == 0
     pair.everything_is_back()
 
 

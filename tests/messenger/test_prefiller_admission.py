@@ -117,6 +117,26 @@ def test_a_lease_must_be_as_large_as_the_prompt_and_need_not_be_larger(pair: Pai
     pair.everything_is_back()
 
 
+def test_a_prefill_without_a_lease_costs_the_prefix_index_nothing(pair: Pair) -> None:
+    pair.ask(tuple(range(61)), request_id="first")
+    pair.compute_everything()
+    pair.settle()
+    cached = pair.prefiller.pool.statistics()
+    assert cached.num_cached == 15
+    pair.ask(tuple(range(1000, 1061)), request_id="without", lease="unknown")
+    assert [refused.reason for refused in pair.decoder.heard(Refused)] == ["no_lease"]
+    assert pair.prefiller.pool.statistics() == cached, "evicted for somebody who is not served"
+
+
+def test_the_lease_of_a_prefill_that_finds_no_room_is_over_too() -> None:
+    pair = Pair(num_pages=7)
+    pair.ask()
+    leased = pair.prefiller.messenger.statistics().num_leased_tokens
+    pair.ask(tuple(range(15)), request_id="b")
+    assert [refused.reason for refused in pair.decoder.heard(Refused)] == ["no_room"]
+    assert pair.prefiller.messenger.statistics().num_leased_tokens == leased
+
+
 def test_the_lease_of_a_refused_prefill_is_over_at_once(pair: Pair) -> None:
     lease = pair.prefiller.lease("a", 12)
     assert lease is not None

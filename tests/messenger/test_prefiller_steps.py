@@ -124,6 +124,17 @@ def test_a_step_that_does_not_rise_is_refused_and_its_tickets_are_not_stuck(step
     pair.everything_is_back()
 
 
+def test_a_step_that_sends_nothing_has_its_number_too(pair: Pair) -> None:
+    message = pair.ask()
+    messenger = pair.prefiller.messenger
+    messenger.begin_step(1, [Chunk(ticket=message.ticket, begin=0, end=2)])  # completes no page
+    messenger.commit_step(1, pair.site.now)
+    with pytest.raises(InputError) as refusal:
+        messenger.begin_step(1, [Chunk(ticket=message.ticket, begin=2, end=3)])
+    assert refusal.value.field == "step"
+    messenger.begin_step(2, [Chunk(ticket=message.ticket, begin=2, end=3)])
+
+
 def test_a_step_that_the_fabric_does_not_take_marks_nothing_and_its_chunks_go_with_the_next(pair: Pair) -> None:
     message = pair.ask()
     pair.prefiller.fabric.submit_program(5, [])  # behind the messenger's back: the fabric takes no lower step now

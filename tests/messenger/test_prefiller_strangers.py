@@ -5,6 +5,8 @@ from kv_world import pool_layout
 from prefiller_pair import EXPECTED, PROMPT, Pair
 from puppet import PuppetDecoder
 
+from headrace.fabric.interface import IMM_SLOT_BITS
+from headrace.messenger.slots import NUM_GENERATIONS
 from headrace.protocol.messages import Cancel, CancelAck, Refused, Reserve, Ticket, encode
 
 
@@ -52,6 +54,23 @@ def test_a_late_prefill_of_an_earlier_use_of_the_slot_is_stale_and_touches_nothi
     assert pair.decoder.num_arrivals(newer) == EXPECTED
     assert [(refused.ticket, refused.reason) for refused in pair.decoder.heard(Refused)] == [(old.ticket, "stale")] * 2
     assert [(ack.ticket, ack.num_posted) for ack in pair.decoder.heard(CancelAck)] == [(newer, EXPECTED)]
+    pair.everything_is_back()
+
+
+def test_a_prefill_from_half_a_circle_of_generations_away_is_stale_and_what_is_remembered_stays(pair: Pair) -> None:
+    """Neither is newer than the other: a decoder that left a slot alone for so long must not be served twice."""
+    message = pair.ask()
+    pair.compute_everything()
+    pair.settle()
+    opposite = Ticket(
+        decoder=message.ticket.decoder, epoch=1, imm=message.ticket.imm ^ (NUM_GENERATIONS // 2 << IMM_SLOT_BITS)
+    )
+    pair.ask(request_id="b", ticket=opposite)
+    assert [(refused.ticket, refused.reason) for refused in pair.decoder.heard(Refused)] == [(opposite, "stale")]
+    pair.decoder.cancel(message.ticket)
+    pair.settle()
+    assert [(ack.ticket, ack.num_posted) for ack in pair.decoder.heard(CancelAck)] == [(message.ticket, EXPECTED)]
+    assert pair.num_accepted == 1
     pair.everything_is_back()
 
 

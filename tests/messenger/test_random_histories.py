@@ -49,9 +49,13 @@ MUTATIONS = {
         "decoder",
         {(D.OPEN, DecoderEvent.TOLD): (D.CLOSED, "FREE_PAGES CLOSE ANSWER_FAILED")},
     ),
-    "a refusal does not end the ticket": (
+    "what failed is answered and kept open": (
         "decoder",
-        {(D.OPEN, DecoderEvent.REFUSED): (D.OPEN, "ANSWER_FAILED")},
+        {(D.OPEN, DecoderEvent.TOLD): (D.OPEN, "ANSWER_FAILED")},
+    ),
+    "a deadline at the prefiller is not told, and the list goes on": (
+        "prefiller",
+        {(P.OPEN, PrefillerEvent.DEADLINE): (P.OPEN, "END_LEASE DROP_JOB")},
     ),
     "a lost write is waited for": (
         "decoder",

@@ -16,11 +16,9 @@ from headrace.messenger.life import DecoderEvent, PrefillerEvent
 Label = tuple[object, ...]
 Move = tuple[Label, bool, Callable[[World], None]]
 
-# A loop's effect is a point of its own in time when the other side, the fabric or an invariant can tell.
-LOCAL_EFFECTS = {
-    "START_LOST_TIMER", "START_PATIENCE", "SUSPECT_LINK", "QUARANTINE_PAGES", "ANSWER_READY", "ANSWER_FAILED",
-    "REMEMBER", "END_LEASE",
-}  # fmt: skip
+# The world may go on before a loop carries out one of these. The others follow at once on what is before them: the
+# world gains nothing by their delay, because a page freed, a source released or a message sent at once only allows more.
+DELAYED_EFFECTS = {"ARM", "RETARGET", "REVOKE_PEER", "CLOSE_LIST", "DROP_JOB"}
 
 
 def enabled(w: World) -> Iterator[Move]:
@@ -53,7 +51,7 @@ def decoder_moves(w: World) -> Iterator[Move]:
         if message[0] not in TO_PREFILLER:
             yield ("decoder takes", *message), True, partial(take_at_decoder, message=message)
     if w.prefiller != "alive" and any(t.is_open and t.session == w.session for t in w.tickets):
-        yield ("heartbeats lost: revoke",), True, World.revoke
+        yield ("heartbeats lost: revoke",), True, revoke
 
 
 def ticket_moves(w: World, i: int) -> Iterator[Move]:
@@ -103,13 +101,21 @@ def accept(w: World, i: int) -> None:
 
 def decoder_effects(w: World) -> None:
     w.decoder_effect()
-    while w.near_effects and w.near_effects[0][1] in LOCAL_EFFECTS:
+    decoder_goes_on(w)
+
+
+def decoder_goes_on(w: World) -> None:
+    while w.near_effects and w.near_effects[0][1] not in DELAYED_EFFECTS:
         w.decoder_effect()
 
 
 def prefiller_effects(w: World) -> None:
     w.prefiller_effect()
-    while w.far_effects and w.far_effects[0][1] in LOCAL_EFFECTS:
+    prefiller_goes_on(w)
+
+
+def prefiller_goes_on(w: World) -> None:
+    while w.far_effects and w.far_effects[0][1] not in DELAYED_EFFECTS:
         w.prefiller_effect()
 
 
@@ -123,6 +129,11 @@ def decide_far(w: World, i: int, event: PrefillerEvent) -> None:
     w.prefiller_event(i, event)
     if w.far_effects:
         prefiller_effects(w)
+
+
+def revoke(w: World) -> None:
+    w.revoke()
+    decoder_goes_on(w)
 
 
 def take_reached(w: World, i: int) -> None:
@@ -228,6 +239,7 @@ def take_hello(w: World) -> None:
         if ticket.near != "WAITING" and ticket.session < w.session and ticket.process == w.process:
             ticket.remembered = False
             w.prefiller_event(i, PrefillerEvent.NEWER_EPOCH)
+    prefiller_goes_on(w)
 
 
 def notice_exit(w: World) -> None:
@@ -239,6 +251,7 @@ def notice_exit(w: World) -> None:
             ticket.list = "closed" if ticket.list == "open" else ticket.list
             ticket.remembered = False
             w.prefiller_event(i, PrefillerEvent.TARGET_EXITED)
+    prefiller_goes_on(w)
 
 
 def take_transfer(w: World, i: int) -> None:
@@ -388,7 +401,7 @@ def faults(w: World) -> Iterator[tuple[str, Label, Callable[[World], None]]]:
     if w.decoder_alive and w.process == 0:
         yield "decoder death", ("the decoder dies",), decoder_dies
     if w.decoder_alive and not w.near_effects and any(w.lives(t) and t.is_open for t in w.tickets):
-        yield "revoke", ("another ticket causes a revoke",), World.revoke
+        yield "revoke", ("another ticket causes a revoke",), revoke
     for i, ticket in enumerate(w.tickets):
         yield from ticket_faults(w, i)
         if ticket.near in ("OPEN", "VERIFYING", "CANCELLING", "DRAINING"):

@@ -125,9 +125,11 @@ class Ticket:
     def is_open(self) -> bool:
         return self.near not in ("WAITING", "CLOSED")
 
-    def forget(self, inert: str) -> None:
+    def forget(self, inert: str, lives: bool) -> None:
         """What can no longer matter; or else every past would make a world of its own."""
-        if self.near == "CLOSED" and self.target is None and self.answer == "failed":
+        if self.near == "CLOSED" and not lives:
+            self.pages, self.answer = "none", ""
+        if self.near == "CLOSED" and self.target is None and (self.answer == "failed" or not lives):
             self.known, self.bad = None, False
             self.writes = tuple(sorted("x" + write[1] if write[0] in inert else write for write in self.writes))
         if self.job in ("left", "dropping") and self.list != "open":
@@ -183,9 +185,7 @@ class World:
         if not self.far_effects:
             self.bury()
         for ticket in self.tickets:
-            if ticket.near == "CLOSED" and not self.lives(ticket):
-                ticket.pages, ticket.answer = "none", "failed"
-            ticket.forget(inert)
+            ticket.forget(inert, self.lives(ticket))
         closed = [i for i, ticket in enumerate(self.tickets) if ticket.near == "CLOSED"]
         if closed and self.net:  # the decoder looks tickets up: it drops what comes for a closed one
             self.net = tuple(m for m in self.net if m[1] not in closed or m[0] in TO_PREFILLER)

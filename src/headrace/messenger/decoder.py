@@ -224,7 +224,7 @@ class DecoderMessenger:
         self._prefillers.send_failed(peer, self._now)
         for entry in self._entries.values():
             if entry.prefiller.peer == peer and entry.repeat_at is not None:
-                entry.repeat_at = min(entry.repeat_at, self._now + self._options.repeat_s / 10)
+                entry.repeat_at = min(entry.repeat_at, self._now + entry.repeat_after / 10)
 
     def advance(self, now: float) -> None:
         """Carry out what is due."""

@@ -4,10 +4,10 @@ import secrets
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.errors import HandshakeRefused
+from headrace.errors import HandshakeRefused, InputError
 from headrace.kvcache.layout import KVLayout, PoolLayout
 from headrace.messenger.process import ProcessName
-from headrace.protocol.messages import PROTOCOL_VERSION, Hello, PoolShape
+from headrace.protocol.messages import MAX_NAME, PROTOCOL_VERSION, Hello, PoolShape, is_name
 
 LAYOUT = "HND-KV"
 """[num_pages, num_kv_heads, 2, page_size, head_dim] per layer: K and V of a head adjacent (DESIGN section 3)."""
@@ -25,6 +25,10 @@ class Identity:
     pool: PoolLayout
     num_ranks: int
     process: ProcessName
+
+    def __post_init__(self) -> None:
+        if not is_name(self.fingerprint):
+            raise InputError("fingerprint", f"must be at most {MAX_NAME} characters of valid Unicode")
 
     @classmethod
     def of_this_process(cls, *, role: Role, fingerprint: str, pool: PoolLayout) -> "Identity":

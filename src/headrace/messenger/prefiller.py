@@ -391,21 +391,21 @@ class PrefillerMessenger:
     # ---- admission ---------------------------------------------------------------------------------------------
 
     def _admit(self, job: _Job, message: Prefill) -> None:
-        """Take lease and source, or neither and say why in `job.refusal`."""
+        """Take lease and source, or say why not in `job.refusal`: the lease ends with that."""
         destination = job.decoder.destination
         job.refusal = self._sources.why_not(message, destination) or self._over_the_cap(job.decoder)
         if job.refusal is not None:
+            return
+        # First, though it ends with a refusal too: taking a source evicts what others may hit.
+        tier = self._leases.use(message.lease, message.request_id, num_tokens=len(message.token_ids) - 1)
+        if tier is None:
+            text = "lease: must be the request's own, unused, not over, and of as many tokens as the prompt"
+            job.refusal = Refusal(reason="no_lease", text=text)
             return
         source = self._sources.try_take(message, destination)
         if source is None:
             text = "pages or aux slots of the prefiller are all in use"
             job.refusal = Refusal(reason="no_room", text=text, retry_after_s=self._options.retry_after_s)
-            return
-        tier = self._leases.use(message.lease, message.request_id, num_tokens=source.prompt.num_prefilled)
-        if tier is None:
-            self._sources.release(source)
-            text = "lease: must be the request's own, unused, not over, and of as many tokens as the prompt"
-            job.refusal = Refusal(reason="no_lease", text=text)
             return
         job.accepted = source
         job.tier = tier

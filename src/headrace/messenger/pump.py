@@ -72,8 +72,8 @@ class Pump(Generic[Outcome]):
                 self._unwatch(peer)
 
     def turn(self) -> None:
-        """One pass: what the fabric told, who has exited, what is due, and what came of it. Before an exit is told it is
-        known who is that peer now: at a fixed address another process may have come after the one that exited."""
+        """One pass: what the fabric told, who has exited, what is due, and what came of it. It is known who a peer is
+        now before an exit is told: at a fixed address another process may have come after the one that exited."""
         self._messenger.handle(self._fabric.drain_events(), self._clock())
         self._tell()
         while self._exited:
