@@ -7,7 +7,7 @@ import pytest
 from kv_world import KV, pool_layout
 from puppet import changed
 
-from headrace.errors import HandshakeRefused
+from headrace.errors import HandshakeRefused, InputError
 from headrace.messenger.hello import Identity, Role, check_hello, process_of
 from headrace.messenger.process import ProcessName
 from headrace.protocol.messages import PROTOCOL_VERSION, Hello, decode, encode
@@ -38,6 +38,12 @@ def test_a_hello_travels_whole_and_names_process_and_epoch() -> None:
 @pytest.mark.parametrize(("ours", "theirs"), [("prefiller", "decoder"), ("decoder", "prefiller")])
 def test_equal_peers_learn_the_pool_of_each_other(ours: Role, theirs: Role) -> None:
     assert check_hello(identity(ours), hello_of(identity(theirs, num_pages=21))) == pool_layout(21)
+
+
+@pytest.mark.parametrize("fingerprint", ["x" * 257, "\ud800"])
+def test_a_fingerprint_that_does_not_travel_is_refused_where_it_is_given(fingerprint: str) -> None:
+    with pytest.raises(InputError, match="fingerprint"):
+        replace(identity("decoder"), fingerprint=fingerprint)
 
 
 DIFFERENCES: dict[str, tuple[dict[str, Any], Any, Any]] = {

@@ -221,7 +221,8 @@ class Fabric(Protocol):
 
     def remove_peer(self, peer: PeerId) -> None:
         """Revoke, give up everything queued, and forget the peer. Its transfers are told done, with an error where
-        writes were outstanding; messages that wait are dropped, and nothing is told of them. The caller knows that their source may be reused (PROTOCOL, "Source pages")."""
+        writes were outstanding; messages that wait are dropped, and nothing is told of them. The caller knows that
+        the source of the writes may be reused (PROTOCOL, "Source pages")."""
         ...
 
     def grant(self, peer: PeerId) -> Descriptor:

@@ -43,9 +43,9 @@ fi_info* ask(const std::string& provider, const Local& local) {
   hints->fabric_attr->prov_name = ::strdup(provider.c_str());
   fi_info* info = nullptr;
   const std::string port = std::to_string(local.port);
-  const int rc = fi_getinfo(kVersion, local.node.empty() ? nullptr : local.node.c_str(),
-                            local.port == 0 ? nullptr : port.c_str(), local.node.empty() ? 0 : FI_SOURCE, hints.get(),
-                            &info);
+  const int rc =
+      fi_getinfo(kVersion, local.node.empty() ? nullptr : local.node.c_str(), local.port == 0 ? nullptr : port.c_str(),
+                 local.node.empty() ? 0 : FI_SOURCE, hints.get(), &info);
   if (rc != 0) throw FabricError("fi_getinfo(" + provider + ", " + local.node + ")", -rc, fi_strerror(-rc));
   return info;
 }
