@@ -31,15 +31,18 @@ P, PE, PF = PrefillerState, PrefillerEvent, PrefillerEffect
 
 WRITE_FAULTS = frozenset({"write lost", "wrong bytes", "error", "error and lost"})
 PREFILLER_FAULTS = frozenset({"no room", "failed step", "hang", "death"})
-MESSAGE_FAULTS = frozenset({"message lost", "message doubled"})
+LOST = frozenset({"message lost"})
+MESSAGE_FAULTS = LOST | {"message doubled"}
 FAULTS = WRITE_FAULTS | PREFILLER_FAULTS | MESSAGE_FAULTS | {"revoke", "decoder death"}
 NOBODY: frozenset[int] = frozenset()
 FIRST = frozenset({0})
 
 WORLDS = {
-    "one fault in a prefill of two steps": Settings(num_faults=1, faults=FAULTS, halves=True),
+    "one fault in a prefill of two steps": Settings(num_faults=1, faults=FAULTS),
     "two faults in a prefill of one step": Settings(expected=2, num_steps=1, num_faults=2, faults=FAULTS),
-    "three faults where every page was a hit": Settings(expected=1, num_steps=0, num_faults=3, faults=FAULTS),
+    "three faults where every page was a hit": Settings(
+        expected=1, num_steps=0, num_faults=3, faults=FAULTS, halves=True
+    ),
     "two faults, and no deadline that would end it": Settings(
         expected=2, num_steps=1, num_faults=2, faults=FAULTS, cancelled=NOBODY
     ),
@@ -73,7 +76,7 @@ WORLDS = {
         expected=1,
         num_steps=0,
         num_faults=2,
-        faults=frozenset({"decoder death", "revoke"}),
+        faults=MESSAGE_FAULTS | {"decoder death", "revoke"},
         cancelled=NOBODY,
         leases=False,
         restart=True,
@@ -108,8 +111,7 @@ def test_a_cancelled_ticket_gives_its_pages_back_without_anybodys_patience_runni
 
 
 def test_lost_messages_cost_no_request_its_prefill() -> None:
-    lost = frozenset({"message lost"})
-    report = explore(replace(UNATTENDED, num_faults=3, faults=lost, leases=False))
+    report = explore(replace(UNATTENDED, num_faults=3, faults=LOST, leases=False))
     assert not report.broken, str(report)
     assert report.answers == {("ready",)}
 
@@ -223,7 +225,6 @@ class Broken:
 
 
 ONE_FAULT = Settings(expected=2, num_steps=1, num_faults=1)
-LOST_MESSAGE = replace(ONE_FAULT, faults=frozenset({"message lost"}))
 DOUBLED_MESSAGE = replace(ONE_FAULT, faults=frozenset({"message doubled"}))
 LOST_WRITE = replace(ONE_FAULT, faults=frozenset({"write lost"}))
 WRONG_BYTES = replace(ONE_FAULT, faults=frozenset({"wrong bytes"}))
@@ -238,10 +239,13 @@ BREACH = replace(ONE_FAULT, faults=frozenset({"breach"}))
 NO_PATIENCE = Settings(expected=2, num_steps=1, timers=False)
 UNATTENDED = Settings(expected=2, num_steps=1, timers=False, cancelled=NOBODY)
 TWO_TICKETS = Settings(num_tickets=2, expected=1, num_steps=0, num_faults=1, cancelled=FIRST, leases=False)
+# Nobody knows a ticket that looks old, so its Cancel is not answered.
+LOST_AND_WRAPPED = replace(TWO_TICKETS, faults=LOST, cancelled=frozenset({1}), order_wrapped=True)
 
 PAGE = "a free page may still be written"
 SOURCE_READ = "a released source page is still read"
 SOURCE_WRITTEN = "a released source page is written by the engine"
+ACCUSED = "an honest prefiller is accused of a breach"
 FOR_EVER = "waits for ever"
 
 BROKEN = {
@@ -286,7 +290,7 @@ BROKEN = {
         FOR_EVER, {(D.NEW, DE.OPENED): Move(D.OPEN, (DF.SEND_PREFILL, DF.ARM))}, world=NO_PATIENCE
     ),
     "no patience with a cancelled ticket": Broken(
-        FOR_EVER, {(D.CANCELLING, DE.PATIENCE): Move(D.CANCELLING, ())}, world=LOST_MESSAGE
+        FOR_EVER, {(D.CANCELLING, DE.PATIENCE): Move(D.CANCELLING, ())}, world=LOST_AND_WRAPPED
     ),
     "no patience with a draining ticket": Broken(
         FOR_EVER, {(D.DRAINING, DE.PATIENCE): Move(D.DRAINING, ())}, world=LOST_WRITE
@@ -300,6 +304,9 @@ BROKEN = {
         FOR_EVER, {(D.OPEN, DE.LOST_TIMER): Move(D.OPEN, ())}, world=replace(LOST_WRITE, cancelled=NOBODY)
     ),
     "revoke does not end a ticket": Broken(FOR_EVER, {(D.OPEN, DE.REVOKED): Move(D.OPEN, ())}, world=DEATH),
+    "a ticket outlives its epoch": Broken(
+        "a ticket that is open is answered as over", {(D.OPEN, DE.REVOKED): Move(D.OPEN, ())}, world=REVOKE
+    ),
     "failure not answered": Broken(
         FOR_EVER, {(D.OPEN, DE.TOLD): Move(D.DRAINING, (DF.QUARANTINE_PAGES, DF.RETARGET, DF.START_PATIENCE))}
     ),
@@ -307,12 +314,12 @@ BROKEN = {
     "Prefill not sent again": Broken(
         FOR_EVER,
         {(D.OPEN, DE.REPEAT_TIMER): Move(D.OPEN, ())},
-        world=replace(UNATTENDED, num_faults=1, faults=frozenset({"message lost"})),
+        world=replace(UNATTENDED, num_faults=1, faults=LOST),
     ),
     "Cancel not sent again": Broken(
         FOR_EVER,
         {(D.CANCELLING, DE.REPEAT_TIMER): Move(D.CANCELLING, ())},
-        world=replace(NO_PATIENCE, num_faults=1, faults=frozenset({"message lost"})),
+        world=replace(NO_PATIENCE, num_faults=1, faults=LOST),
     ),
     "armed again when Prefill is sent again": Broken(
         FOR_EVER, {(D.OPEN, DE.REPEAT_TIMER): Move(D.OPEN, (DF.ARM, DF.SEND_PREFILL))}, world=UNATTENDED
@@ -374,7 +381,7 @@ BROKEN = {
     "second copy of a refused Prefill run": Broken(
         PAGE,
         prefiller={(P.DONE, PE.PREFILL_STALE): Move(P.OPEN, (PF.OPEN_LIST, PF.START_JOB))},
-        world=DOUBLED_MESSAGE,
+        world=NO_ROOM,
     ),
     "second copy of a Prefill told that it failed": Broken(
         PAGE, prefiller={(P.OPEN, PE.PREFILL_STALE): Move(P.OPEN, (PF.SEND_FAILED,))}
@@ -383,23 +390,23 @@ BROKEN = {
         PAGE, prefiller={(P.SENDING, PE.PREFILL_STALE): Move(P.SENDING, (PF.SEND_FAILED,))}
     ),
     "second copy of a Prefill that is done refused": Broken(
-        PAGE, prefiller={(P.DONE, PE.PREFILL_STALE): Move(P.DONE, (PF.END_LEASE, PF.SEND_REFUSED))}
+        ACCUSED, prefiller={(P.DONE, PE.PREFILL_STALE): Move(P.DONE, (PF.END_LEASE, PF.SEND_REFUSED))}
     ),
     "second copy of a Prefill whose list was cut short refused": Broken(
-        PAGE, prefiller={(P.ENDED, PE.PREFILL_STALE): Move(P.ENDED, (PF.SEND_REFUSED,))}
+        ACCUSED, prefiller={(P.ENDED, PE.PREFILL_STALE): Move(P.ENDED, (PF.SEND_REFUSED,))}
     ),
     "second copy of a Prefill that is draining answered with Closed": Broken(
-        "an honest prefiller is accused of a breach",
+        ACCUSED,
         prefiller={(P.DRAINING, PE.PREFILL_STALE): Move(P.DRAINING, (PF.SEND_CLOSED,))},
     ),
     "answer not repeated": Broken(
         FOR_EVER,
         prefiller={(P.DONE, PE.PREFILL_STALE): Move(P.DONE, (PF.END_LEASE,))},
-        world=replace(UNATTENDED, num_faults=2, faults=frozenset({"no room", "message lost"})),
+        world=replace(UNATTENDED, num_faults=2, faults=LOST | {"no room"}),
     ),
-    "tombstone without num_posted": Broken(PAGE, world=replace(NO_PATIENCE, tombstones_keep_answers=False)),
+    "tombstone without num_posted": Broken(ACCUSED, world=replace(NO_PATIENCE, tombstones_keep_answers=False)),
     "an older use of a slot remembered over a newer one": Broken(
-        "a ticket runs twice",
+        ACCUSED,  # not run twice, but only because the lease is used
         prefiller={(P.UNSEEN, PE.PREFILL_STALE): Move(P.DONE, (PF.REMEMBER, PF.END_LEASE, PF.SEND_REFUSED))},
         world=replace(TWO_TICKETS, num_faults=0, tombstones_keep_newest=False),
     ),
@@ -409,7 +416,7 @@ BROKEN = {
         world=replace(TWO_TICKETS, num_faults=0, order_wrapped=True),
     ),
     "Closed sent for a list that was cut short": Broken(
-        "an honest prefiller is accused of a breach",
+        ACCUSED,
         prefiller={(P.ENDED, PE.LIST_FAILED): Move(P.SETTLED, (PF.SEND_CLOSED,))},
     ),
     "no tombstone for an unseen ticket": Broken(

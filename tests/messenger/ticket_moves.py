@@ -16,8 +16,8 @@ from headrace.messenger.life import DecoderEvent, PrefillerEvent
 Label = tuple[object, ...]
 Move = tuple[Label, bool, Callable[[World], None]]
 
-# The world may go on before a loop carries out one of these. The others follow at once on what is before them: the
-# world gains nothing by their delay, because a page freed, a source released or a message sent at once only allows more.
+# The world may go on before a loop carries out one of these. The others follow at once on what is before them. Nothing
+# is lost by that: a page freed, a source released or a message sent without delay only allows more.
 DELAYED_EFFECTS = {"ARM", "RETARGET", "REVOKE_PEER", "CLOSE_LIST", "DROP_JOB"}
 
 
@@ -230,6 +230,8 @@ def take_at_prefiller(w: World, message: Message, no_room: bool = False) -> None
     event = life.prefill(is_new=is_new, may_run=ticket.lease == "granted" and not no_room)
     if event is PrefillerEvent.PREFILL:
         ticket.lease = "used"
+    if event is PrefillerEvent.PREFILL_STALE and not is_known and w.lives(ticket) and ticket.is_open:
+        w.broken = w.broken or ("" if w.settings.order_wrapped else "a ticket that is open is answered as over")
     decide_far(w, i, event)
 
 

@@ -1,14 +1,14 @@
 """The world that a ticket lives in, small enough to be explored whole: two processes, a network, writes, faults.
 
 Both processes carry out the tables of `headrace.messenger.life`; everything else here is the adversary. Messages
-arrive in any order; each loop carries out one effect after the other while the rest of the world goes on; a write
-lands at any later time, in two halves, whether or not it completed at its writer. What is left out: bytes, layers and
-the identity of a page (a ticket's pages share one fate). A `World` is thawed from a hashable key, changed by one move
-of `ticket_moves`, and frozen again.
+arrive in any order, are sent again and again, and may be lost; each loop carries out one effect after the other while
+the rest of the world goes on; a write lands at any later time, whether or not it completed at its writer. What is left
+out: bytes, layers and the identity of a page (a ticket's pages share one fate). A `World` is thawed from a hashable
+key, changed by one move of `ticket_moves`, and frozen again.
 
     writes    one code each, sorted because the rules only count them: where it is, then what its writer knows
 
-              f flying -> h half landed -> l landed        o outstanding -> c completed
+              f flying (-> h half landed) -> l landed      o outstanding -> c completed
               x lost: it will never land                                 -> e completed in error
               v void: lands in nobody's page; w: and its imm has arrived
 """

@@ -26,8 +26,9 @@ functions at the end. The tables are total: an event that changes nothing stands
 What the tables rely on. `close_transfer`, `fail_step` and `revoke` are done when they return. A batch of fabric
 events is applied with its TransferDone first: CLOSE_LIST must not meet a transfer whose result was drained already.
 A failed step is told as STEP_FAILED, then ENGINE_LEFT. Tickets are looked up by decoder, epoch and imm; what comes for
-one that is not known is dropped, but for Cancel and Prefill at a prefiller: UNSEEN, unless a newer use of the slot is
-remembered. Per slot the newest generation is remembered with its num_posted, which bounds the tombstones.
+one that is not known is dropped, but at a prefiller it is UNSEEN for Prefill, and for Cancel unless a newer use of the
+slot is remembered. Per slot the newest generation is remembered with its num_posted and its last answer, which bounds
+the tombstones.
 """
 
 from collections.abc import Mapping
