@@ -102,7 +102,7 @@ def test_a_failed_send_brings_the_repeat_of_that_peers_tickets_forward_and_of_no
     pair.prefiller = first
     watch = Watch(pair, Prefill)
     lose_sends(pair, first_peer)
-    assert watch.times(until=REPEAT_S * 0.99) == [REPEAT_S / 10]
+    assert watch.times(until=REPEAT_S * 0.99) == [2 * REPEAT_S / 10]
     assert len(second.heard(Prefill)) == 1
     assert pair.decoder.messenger.next_due() == REPEAT_S, "the other's"
 
@@ -121,7 +121,7 @@ def test_a_failed_send_brings_a_cancel_forward_too(pair: Pair) -> None:
     pair.deliver()
     watch = Watch(pair, Cancel)
     lose_sends(pair, pair.peer)
-    assert watch.times(until=PATIENCE_S / 4) == [REPEAT_S / 10]
+    assert watch.times(until=PATIENCE_S / 4) == [2 * REPEAT_S / 10]
 
 
 def test_a_failed_send_brings_the_next_hello_forward(pair: Pair) -> None:
@@ -155,11 +155,12 @@ def test_a_prefill_that_is_lost_is_served_all_the_same(pair: Pair) -> None:
     pair.everything_is_back()
 
 
-def test_prefills_are_never_closer_than_their_repeats_however_many_sends_fail(pair: Pair) -> None:
+def test_prefills_grow_rarer_however_many_sends_fail(pair: Pair) -> None:
     pair.open()
     watch, times = Watch(pair, Prefill), list[float]()
-    for _ in range(30):
+    for tenth in range(1, 101):
         lose_sends(pair, pair.peer)
-        times += watch.times(until=pair.site.now + REPEAT_S / 10)
-    assert len(times) == 30
-    assert min(after - before for before, after in pairwise(times)) >= REPEAT_S / 10 - 1e-6
+        times += watch.times(until=tenth * REPEAT_S / 10)
+    gaps = [after - before for before, after in pairwise(times)]
+    assert 3 <= len(times) <= 8
+    assert all(later > 1.5 * earlier for earlier, later in pairwise(gaps)), gaps

@@ -53,9 +53,9 @@ MUTATIONS = {
         "decoder",
         {(D.OPEN, DecoderEvent.TOLD): (D.OPEN, "ANSWER_FAILED")},
     ),
-    "a deadline at the prefiller is not told, and the list goes on": (
+    "source pages are kept when all of them are written": (
         "prefiller",
-        {(P.OPEN, PrefillerEvent.DEADLINE): (P.OPEN, "END_LEASE DROP_JOB")},
+        {(P.SENDING, PrefillerEvent.LIST_DONE): (P.SENDING, "SEND_CLOSED")},
     ),
     "a lost write is waited for": (
         "decoder",

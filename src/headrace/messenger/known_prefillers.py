@@ -118,7 +118,7 @@ class KnownPrefillers:
         """A message to it was lost; if it was Hello, that is not waited for."""
         prefiller = self._by_peer.get(peer)
         if prefiller is not None:
-            prefiller.repeat_at = min(prefiller.repeat_at, now + prefiller.repeat_after)
+            prefiller.repeat_at = min(prefiller.repeat_at, now + FIRST_REPEAT_S)
 
     def repeat_hellos(self, now: float) -> None:
         for prefiller in self._by_peer.values():
