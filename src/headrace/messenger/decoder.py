@@ -220,8 +220,8 @@ class DecoderMessenger:
                 pass  # surplus was seen to; a decoder opens no transfers
 
     def _on_send_failed(self, peer: PeerId) -> None:
-        """Messages to this peer were lost: what waits for an answer is repeated soon, not when its time comes. Soon is a
-        tenth of the next interval, which doubles: a Prefill carries a whole prompt, and every send may be failing."""
+        """Messages to this peer were lost: what waits for an answer is repeated soon, not when its time comes. Soon is
+        a tenth of the next interval, which doubles: a Prefill carries a whole prompt, and every send may be failing."""
         self._prefillers.send_failed(peer, self._now)
         for entry in self._entries.values():
             if entry.prefiller.peer == peer and entry.repeat_at is not None:
