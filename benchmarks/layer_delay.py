@@ -10,7 +10,6 @@ Python thread that the model thread wakes, which is how a messenger in Python wo
 
 import argparse
 import ctypes
-import os
 import select
 import statistics
 import threading
@@ -18,27 +17,17 @@ import time
 from contextlib import ExitStack
 
 import numpy as np
+from _endpoint import endpoint
 
 from headrace.fabric.interface import LAYERS_PER_STEP, Imm, Pages, PageWrites, PeerId, Reached
-from headrace.fabric.native import NativeFabric
 
 NUM_PAGES, PAGE_BYTES = 16, 12 << 10
-MEMORY_BYTES = 4 << 20
 GIL_HELD_S = 0.2
 PLACES = Pages(offset=0, layer_stride=0, page_stride=PAGE_BYTES, indices=np.arange(NUM_PAGES, dtype=np.int64))
 LAYER = PageWrites(
     src=PLACES, dst=PLACES, positions=PLACES.indices, layer_begin=0, layer_end=1, length=PAGE_BYTES
 )  # fmt: skip
 hold_the_gil = ctypes.PyDLL(None).usleep
-
-
-def endpoint(stack: ExitStack) -> NativeFabric:
-    fd = os.memfd_create("headrace-bench")
-    stack.callback(os.close, fd)
-    os.ftruncate(fd, MEMORY_BYTES)
-    fabric = NativeFabric(fd, MEMORY_BYTES)
-    stack.callback(fabric.close)
-    return fabric
 
 
 class Bench:

@@ -16,20 +16,10 @@ from contextlib import ExitStack
 
 import numpy as np
 import torch
+from _endpoint import endpoint
 
 from headrace.fabric.interface import Imm, Pages, PageWrites
 from headrace.fabric.native import NativeFabric
-
-MEMORY_BYTES = 4 << 20
-
-
-def endpoint(stack: ExitStack) -> NativeFabric:
-    fd = os.memfd_create("headrace-bench")
-    stack.callback(os.close, fd)
-    os.ftruncate(fd, MEMORY_BYTES)
-    fabric = NativeFabric(fd, MEMORY_BYTES)
-    stack.callback(fabric.close)
-    return fabric
 
 
 def wait_for_everything(stack: ExitStack) -> NativeFabric:

@@ -7,7 +7,7 @@ from kv_world import KV, DecoderProcess, LoopbackSite, Request, pool_layout
 from puppet import PuppetPrefiller
 
 from headrace.fabric.interface import MessageReceived, PeerId
-from headrace.messenger.decoder import DecoderOptions, DecoderStatistics
+from headrace.messenger.entries import DecoderOptions, DecoderStatistics
 from headrace.messenger.landings import TicketRequest
 from headrace.messenger.outcomes import LinkSuspected, PeerSuspected, Ready, TicketFailed
 from headrace.protocol.messages import CancelAck, Failed, Hello, Prefill, Refused, TicketClosed, encode

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from kv_world import DecoderProcess, LoopbackSite, PrefillerProcess, Request, pool_layout
 
 from headrace.fabric.interface import PeerId
-from headrace.messenger.decoder import DecoderOptions
+from headrace.messenger.entries import DecoderOptions
+from headrace.messenger.jobs import PrefillerOptions
 from headrace.messenger.outcomes import Ready, TicketFailed
-from headrace.messenger.prefiller import PrefillerOptions
 from headrace.testing import Faults
 
 MOST_TICKETS = 3

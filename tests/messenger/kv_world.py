@@ -23,8 +23,10 @@ from headrace.kvcache.pages import PagePool
 from headrace.kvcache.prefix import PrefixIndex, num_whole_pages, page_hashes
 from headrace.kvcache.reservation import Reservation, try_reserve
 from headrace.messenger.aux import aux_slot_bytes
-from headrace.messenger.decoder import DecoderMessenger, DecoderOptions
+from headrace.messenger.decoder import DecoderMessenger
+from headrace.messenger.entries import DecoderOptions
 from headrace.messenger.hello import Identity, Role
+from headrace.messenger.jobs import Chunk, PrefillerOptions
 from headrace.messenger.landings import TicketRequest
 from headrace.messenger.outcomes import (
     DecoderOutcome,
@@ -35,7 +37,7 @@ from headrace.messenger.outcomes import (
     Ready,
     TicketFailed,
 )
-from headrace.messenger.prefiller import Chunk, PrefillerMessenger, PrefillerOptions
+from headrace.messenger.prefiller import PrefillerMessenger
 from headrace.messenger.process import ProcessName
 from headrace.protocol.messages import Granted, Reserve, Ticket, Tier
 from headrace.testing import Faults, LoopbackFabric, LoopbackNetwork

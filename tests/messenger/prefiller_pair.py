@@ -5,7 +5,7 @@ from typing import Any
 from kv_world import KV, LoopbackSite, PrefillerProcess, pool_layout
 from puppet import PuppetDecoder
 
-from headrace.messenger.prefiller import PrefillerOptions
+from headrace.messenger.jobs import PrefillerOptions
 from headrace.protocol.messages import Prefill
 from headrace.testing import Faults
 

@@ -28,8 +28,9 @@ from headrace.kvcache.pool import layer_views
 from headrace.kvcache.prefix import PrefixIndex
 from headrace.messenger.aux import aux_slot_bytes
 from headrace.messenger.hello import Identity
+from headrace.messenger.jobs import Chunk, PrefillerOptions
 from headrace.messenger.outcomes import JobDropped, PrefillerOutcome, PrefillJob
-from headrace.messenger.prefiller import Chunk, PrefillerMessenger, PrefillerOptions
+from headrace.messenger.prefiller import PrefillerMessenger
 from headrace.messenger.pump import Pump
 from headrace.protocol.messages import Granted, Reserve, Ticket
 

@@ -17,7 +17,7 @@ from tiny_llama import LLAMA_KV, TinyLlama
 
 from headrace.fabric.interface import PeerId, Reached
 from headrace.kvcache.pool import layer_views
-from headrace.messenger.decoder import DecoderOptions
+from headrace.messenger.entries import DecoderOptions
 from headrace.messenger.outcomes import PeerReady, Ready, TicketFailed
 
 PAGE, CHUNK = LLAMA_KV.page_size, 16

@@ -10,7 +10,7 @@ from puppet import PuppetPrefiller
 
 from headrace.errors import InputError
 from headrace.fabric.interface import Imm, PeerId
-from headrace.messenger.decoder import DecoderOptions
+from headrace.messenger.entries import DecoderOptions
 from headrace.messenger.outcomes import LinkSuspected, Ready
 from headrace.protocol.messages import Cancel, CancelAck, Failed, Prefill, Refused, Ticket, TicketClosed
 from headrace.testing import Faults

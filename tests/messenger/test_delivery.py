@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from kv_world import KV, DecoderProcess, LoopbackSite, PrefillerProcess, Site, TcpSite, greet, pair, run_prompts
 
-from headrace.messenger.decoder import DecoderOptions
+from headrace.messenger.entries import DecoderOptions
 from headrace.messenger.outcomes import Ready, TicketFailed
 from headrace.testing import Faults
 

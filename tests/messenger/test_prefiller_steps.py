@@ -8,7 +8,7 @@ from prefiller_pair import EXPECTED, LAYERS, Pair
 from puppet import PuppetDecoder
 
 from headrace.errors import InputError
-from headrace.messenger.prefiller import Chunk
+from headrace.messenger.jobs import Chunk
 from headrace.protocol.messages import Failed, Ticket, TicketClosed
 
 

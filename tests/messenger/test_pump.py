@@ -14,6 +14,7 @@ from kv_world import DecoderProcess, LoopbackSite, PrefillerProcess, TcpSite, po
 from pattern_model import prefix_keys
 
 from headrace.fabric.interface import LAYERS_PER_STEP, Event, MessageReceived, PeerId
+from headrace.messenger.jobs import Chunk
 from headrace.messenger.outcomes import (
     DecoderOutcome,
     PeerReady,
@@ -21,7 +22,6 @@ from headrace.messenger.outcomes import (
     PrefillJob,
     Ready,
 )
-from headrace.messenger.prefiller import Chunk
 from headrace.messenger.process import ProcessName, _start_ticks
 from headrace.messenger.pump import Pump
 from headrace.testing import LoopbackFabric

@@ -13,7 +13,6 @@ table `life.DECODER`; this file turns fabric events, messages and timers into it
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,81 +32,23 @@ from headrace.fabric.interface import (
 )
 from headrace.kvcache.pages import PagePool
 from headrace.messenger import life
+from headrace.messenger.entries import DecoderOptions, DecoderStatistics, Entry, Failure
 from headrace.messenger.hello import Identity
 from headrace.messenger.known_prefillers import KnownPrefillers, Prefiller
-from headrace.messenger.landings import Landing, Landings, TicketRequest
+from headrace.messenger.landings import Landings, TicketRequest
 from headrace.messenger.life import DECODER, DecoderEffect, DecoderEvent, DecoderState
 from headrace.messenger.outcomes import DecoderOutcome, FailureReason, LinkSuspected, PeerSuspected, Ready, TicketFailed
 from headrace.protocol.messages import (
-    Cancel,
     CancelAck,
     Failed,
     Hello,
     HelloRefused,
-    Prefill,
-    RefusalReason,
     Refused,
     Ticket,
     TicketClosed,
     decode,
     encode,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderOptions:
-    """`lost_write_s`: from Closed to Reached. `patience_s`: for a CancelAck, and again for the drain after it; a Cancel
-    is repeated four times in it. `repeat_s`: until the first repetition of a Prefill, doubled from one to the next."""
-
-    verify_kv: bool = True
-    lost_write_s: float = 0.2
-    patience_s: float = 2.0
-    repeat_s: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderStatistics:
-    num_open: int
-    num_quarantined_pages: int
-    num_ready: int
-    num_failed: dict[str, int]  # by reason
-    num_revokes: int
-    num_wrong_bytes: int  # tickets whose digests or counts were wrong
-    num_surplus: int
-    num_strange_messages: int  # malformed, or from somebody we do not know
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    reason: FailureReason
-    text: str
-    retry_after_s: float = 0.0
-    refusal: RefusalReason | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class _Entry:
-    """One open ticket. Only this module's effects change it."""
-
-    landing: Landing
-    ticket: Ticket
-    prefiller: Prefiller
-    expected: int
-    target: int
-    deadline: float
-    state: DecoderState = DecoderState.NEW
-    num_posted: int | None = None  # as far as it is known
-    repeat_at: float | None = None
-    repeat_after: float
-    lost_at: float | None = None
-    patience_at: float | None = None
-    digest: DigestId | None = None
-    cached_len: int = 0  # of the header
-    failure: _Failure = _Failure("fault", "")
-
-    @property
-    def imm(self) -> Imm:
-        return self.landing.imm
 
 
 class DecoderMessenger:
@@ -130,8 +71,8 @@ class DecoderMessenger:
         self._options = options
         self._landings = Landings(layout=identity.pool, pages=pages, memory=memory, rng=rng)
         self._prefillers = KnownPrefillers(fabric, identity)
-        self._entries: dict[Imm, _Entry] = {}
-        self._digests: dict[DigestId, _Entry] = {}
+        self._entries: dict[Imm, Entry] = {}
+        self._digests: dict[DigestId, Entry] = {}
         self._outcomes: list[DecoderOutcome] = []
         self._now = 0.0
         self._counts: Counter[str] = Counter()
@@ -157,7 +98,7 @@ class DecoderMessenger:
         if landing is None:
             return None
         expected = prefiller.plan.num_messages(landing.prompt.num_sent, dst_rank=0)
-        entry = _Entry(
+        entry = Entry(
             landing=landing,
             ticket=Ticket(decoder=self._identity.uuid, epoch=prefiller.epoch, imm=landing.imm),
             prefiller=prefiller,
@@ -234,7 +175,7 @@ class DecoderMessenger:
         for entry in list(self._entries.values()):
             self._advance(entry, now)
 
-    def _advance(self, entry: _Entry, now: float) -> None:
+    def _advance(self, entry: Entry, now: float) -> None:
         """In this order, since each may end what the next one is about."""
         if entry.lost_at is not None and entry.lost_at <= now:
             entry.lost_at = None
@@ -242,7 +183,7 @@ class DecoderMessenger:
             self._fail(entry, DecoderEvent.LOST_TIMER, "lost_write", text)
         if entry.patience_at is not None and entry.patience_at <= now:
             entry.patience_at = None
-            entry.failure = _Failure("revoked", f"the prefiller did not account for {entry.ticket} in time")
+            entry.failure = Failure("revoked", f"the prefiller did not account for {entry.ticket} in time")
             self._apply(entry, DecoderEvent.PATIENCE)
         if entry.deadline <= now:
             entry.deadline = float("inf")
@@ -291,26 +232,26 @@ class DecoderMessenger:
             return
         match message:
             case Refused():
-                failure = _Failure("refused", message.text, message.retry_after_s, message.reason)
+                failure = Failure("refused", message.text, message.retry_after_s, message.reason)
                 self._on_told(entry, 0, failure)
             case Failed():
                 posted = f"({message.num_posted} of {entry.expected} writes were posted)"
-                self._on_told(entry, message.num_posted, _Failure("failed", f"{message.reason} {posted}"))
+                self._on_told(entry, message.num_posted, Failure("failed", f"{message.reason} {posted}"))
             case CancelAck():
-                self._on_told(entry, message.num_posted, _Failure("failed", "the prefiller took it for cancelled"))
+                self._on_told(entry, message.num_posted, Failure("failed", "the prefiller took it for cancelled"))
             case TicketClosed():
                 event = life.closed(num_posted=message.num_posted, known=entry.num_posted, expected=entry.expected)
                 if event is DecoderEvent.CLOSED_TOLD and entry.num_posted is None:
                     entry.num_posted = entry.expected
                 self._fail(entry, event, "fault", f"closed after {message.num_posted} of {entry.expected} writes")
 
-    def _on_told(self, entry: _Entry, num_posted: int, failure: _Failure) -> None:
+    def _on_told(self, entry: Entry, num_posted: int, failure: Failure) -> None:
         event = life.told(num_posted=num_posted, known=entry.num_posted, expected=entry.expected)
         if event is DecoderEvent.TOLD:
             entry.num_posted = num_posted
         if event is DecoderEvent.CONTRADICTED:
             known = "unknown" if entry.num_posted is None else entry.num_posted
-            failure = _Failure("fault", f"{num_posted} of {entry.expected} writes posted, known before: {known}")
+            failure = Failure("fault", f"{num_posted} of {entry.expected} writes posted, known before: {known}")
         self._fail_with(entry, event, failure)
 
     def _on_surplus(self, event: Surplus) -> None:
@@ -341,18 +282,18 @@ class DecoderMessenger:
 
     # ---- effects -----------------------------------------------------------------------------------------------
 
-    def _fail(self, entry: _Entry, event: DecoderEvent, reason: FailureReason, text: str) -> None:
-        self._fail_with(entry, event, _Failure(reason, text))
+    def _fail(self, entry: Entry, event: DecoderEvent, reason: FailureReason, text: str) -> None:
+        self._fail_with(entry, event, Failure(reason, text))
 
-    def _fail_with(self, entry: _Entry, event: DecoderEvent, failure: _Failure) -> None:
+    def _fail_with(self, entry: Entry, event: DecoderEvent, failure: Failure) -> None:
         """Apply an event; if it is the one that ends the request, this is why."""
         if event is DecoderEvent.CONTRADICTED:
-            entry.failure = _Failure("fault", f"the prefiller contradicts itself: {failure.text}")
+            entry.failure = Failure("fault", f"the prefiller contradicts itself: {failure.text}")
         elif entry.state in (DecoderState.NEW, DecoderState.OPEN, DecoderState.VERIFYING):
             entry.failure = failure
         self._apply(entry, event)
 
-    def _apply(self, entry: _Entry, event: DecoderEvent) -> None:
+    def _apply(self, entry: Entry, event: DecoderEvent) -> None:
         move = DECODER[entry.state, event]
         if move.state is not entry.state:
             entry.repeat_at = None  # answered, or something else is asked now
@@ -360,17 +301,16 @@ class DecoderMessenger:
         for effect in move.effects:
             self._carry_out(entry, effect)
 
-    def _carry_out(self, entry: _Entry, effect: DecoderEffect) -> None:
+    def _carry_out(self, entry: Entry, effect: DecoderEffect) -> None:
         match effect:
             case DecoderEffect.ARM:
                 self._fabric.arm(entry.imm, entry.expected)
             case DecoderEffect.SEND_PREFILL:
-                self._fabric.send(entry.prefiller.peer, self._prefill_message(entry))
+                self._fabric.send(entry.prefiller.peer, encode(entry.prefill(self._identity.uuid, self._now)))
                 entry.repeat_at = self._now + entry.repeat_after
                 entry.repeat_after *= 2
             case DecoderEffect.SEND_CANCEL:
-                cancel = Cancel(sender=self._identity.uuid, ticket=entry.ticket)
-                self._fabric.send(entry.prefiller.peer, encode(cancel))
+                self._fabric.send(entry.prefiller.peer, encode(entry.cancel(self._identity.uuid)))
                 entry.repeat_at = self._now + self._options.patience_s / 4
             case DecoderEffect.RETARGET:
                 assert entry.num_posted is not None, "retarget without num_posted"
@@ -400,22 +340,7 @@ class DecoderMessenger:
             case DecoderEffect.ANSWER_FAILED:
                 self._answer_failed(entry)
 
-    def _prefill_message(self, entry: _Entry) -> bytes:
-        request = entry.landing.request
-        return encode(
-            Prefill(
-                sender=self._identity.uuid,
-                ticket=entry.ticket,
-                request_id=request.request_id,
-                lease=request.lease,
-                token_ids=request.token_ids,
-                pages=request.pages,
-                aux_slot=entry.landing.slot,
-                remaining_s=max(0.0, entry.deadline - self._now),
-            )
-        )
-
-    def _start_digests(self, entry: _Entry) -> None:
+    def _start_digests(self, entry: Entry) -> None:
         """Everything has landed; is it what was sent?"""
         header = self._landings.header_for(entry.landing, ticket=entry.ticket, expected=entry.expected)
         if header is None:
@@ -430,20 +355,20 @@ class DecoderMessenger:
         entry.digest = self._fabric.submit_digest(reads, entry.landing.prompt.num_sent)
         self._digests[entry.digest] = entry
 
-    def _close(self, entry: _Entry) -> None:
+    def _close(self, entry: Entry) -> None:
         self._fabric.disarm(entry.imm)
         self._landings.give_back(entry.landing)
         if entry.digest is not None:
             self._digests.pop(entry.digest, None)
         del self._entries[entry.imm]
 
-    def _answer_ready(self, entry: _Entry) -> None:
+    def _answer_ready(self, entry: Entry) -> None:
         self._counts["ready"] += 1
         request = entry.landing.request
         cached_len = max(request.cached_len, entry.cached_len)
         self._outcomes.append(Ready(request_id=request.request_id, imm=entry.imm, cached_len=cached_len))
 
-    def _answer_failed(self, entry: _Entry) -> None:
+    def _answer_failed(self, entry: Entry) -> None:
         failure = entry.failure
         self._failures[failure.reason] += 1
         self._outcomes.append(
@@ -457,7 +382,7 @@ class DecoderMessenger:
             )
         )
 
-    def _revoke(self, prefiller: Prefiller, reason: FailureReason, text: str, cause: _Entry | None = None) -> None:
+    def _revoke(self, prefiller: Prefiller, reason: FailureReason, text: str, cause: Entry | None = None) -> None:
         self._prefillers.revoke(prefiller, self._now)
         self._counts["revokes"] += 1
         self._outcomes.append(PeerSuspected(peer=prefiller.peer, text=cause.failure.text if cause else text))

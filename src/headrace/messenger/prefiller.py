@@ -14,7 +14,6 @@ this file turns messages, fabric results, steps and timers into its events and c
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,106 +33,24 @@ from headrace.fabric.interface import (
 from headrace.kvcache.pages import PagePool
 from headrace.messenger import life
 from headrace.messenger.hello import Identity
-from headrace.messenger.known_decoders import Decoder, KnownDecoders, Tombstone
+from headrace.messenger.jobs import HOLDING, Chunk, Job, PrefillerOptions, PrefillerStatistics, Step
+from headrace.messenger.known_decoders import Decoder, KnownDecoders
 from headrace.messenger.leases import Leases
 from headrace.messenger.life import PREFILLER, PrefillerEffect, PrefillerEvent, PrefillerState
 from headrace.messenger.outcomes import JobDropped, PeerReady, PeerRefused, PrefillerOutcome, PrefillJob
-from headrace.messenger.sources import Refusal, Source, Sources
+from headrace.messenger.sources import Refusal, Sources
 from headrace.protocol.messages import (
     AnyMessage,
     Cancel,
-    CancelAck,
-    Failed,
     Granted,
     Hello,
     Prefill,
-    Refused,
     Reserve,
     Ticket,
-    TicketClosed,
-    Tier,
     Wait,
-    clipped,
     decode,
     encode,
 )
-
-HOLDING = (PrefillerState.SENDING, PrefillerState.DRAINING)
-"""The engine is through with the pages and only the decoder's slowness keeps them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillerOptions:
-    """`lease_tokens`: two steps' worth; `reserve_tokens`: a chunk of it for the interactive tier. `held_share`: of the
-    pool, what one decoder may keep by not taking it. `retry_after_s`: told with a refusal for want of room."""
-
-    lease_tokens: int = 1024
-    reserve_tokens: int = 256
-    held_share: float = 1 / 3
-    retry_after_s: float = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Tokens [begin, end) of a ticket's prompt, computed in one step."""
-
-    ticket: Ticket
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillerStatistics:
-    num_tickets: int
-    num_held_pages: int  # kept by decoders that have not taken them
-    num_leased_tokens: int
-    num_accepted: int
-    num_refused: dict[str, int]  # by reason
-    num_closed: int  # everything posted and completed
-    num_strange_messages: int  # malformed, or from somebody we do not know
-
-
-@dataclass(slots=True, kw_only=True)
-class _Job:
-    """One ticket. Only this module's effects change it."""
-
-    ticket: Ticket
-    decoder: Decoder
-    tier: Tier = "interactive"  # of its lease
-    lease: str | None = None  # None: cancelled before it was seen
-    state: PrefillerState = PrefillerState.UNSEEN
-    accepted: Source | None = None
-    write_list: TransferId | None = None
-    deadline: float = float("inf")
-    in_step: bool = False
-    num_posted: int = 0
-    num_unknown: int = 0
-    reason: str = ""
-    refusal: Refusal | None = None
-    answer: bytes | None = None  # the last one sent
-
-    def rise_from(self, tombstone: Tombstone) -> None:
-        """It is over, and this is how it ended."""
-        self.state = PrefillerState.DONE
-        self.num_posted, self.num_unknown = tombstone.num_posted, tombstone.num_unknown
-        self.answer = tombstone.answer
-
-    @property
-    def source(self) -> Source:
-        assert self.accepted is not None, f"{self.ticket} was not accepted, or is over"
-        return self.accepted
-
-    @property
-    def transfer(self) -> TransferId:
-        assert self.write_list is not None, f"{self.ticket} has no write list"
-        return self.write_list
-
-
-@dataclass(slots=True)
-class _Step:
-    chunks: tuple[Chunk, ...]
-    has_program: bool
-    jobs: list[_Job] = field(default_factory=list)
 
 
 class PrefillerMessenger:
@@ -158,9 +75,9 @@ class PrefillerMessenger:
         self._sources = Sources(layout=identity.pool, pages=pages, memory=memory, salt=identity.fingerprint.encode())
         self._leases = Leases(capacity_tokens=options.lease_tokens, reserve_tokens=options.reserve_tokens)
         self._decoders = KnownDecoders(fabric, identity)
-        self._jobs: dict[Ticket, _Job] = {}
-        self._of_transfer: dict[TransferId, _Job] = {}
-        self._steps: dict[int, _Step] = {}
+        self._jobs: dict[Ticket, Job] = {}
+        self._of_transfer: dict[TransferId, Job] = {}
+        self._steps: dict[int, Step] = {}
         self._last_step = -1
         self._outcomes: list[PrefillerOutcome] = []
         self._now = 0.0
@@ -206,11 +123,11 @@ class PrefillerMessenger:
         if writes or last:
             self._fabric.submit_program(step, writes, last)
         self._last_step = step
-        self._steps[step] = _Step(tuple(chunks), bool(writes or last), jobs)
+        self._steps[step] = Step(tuple(chunks), bool(writes or last), jobs)
         for job in jobs:
             job.in_step = True
 
-    def _check_chunk(self, chunk: Chunk) -> _Job:
+    def _check_chunk(self, chunk: Chunk) -> Job:
         job = self._jobs.get(chunk.ticket)
         if job is None or job.state is not PrefillerState.OPEN or job.in_step:
             raise InputError("chunk", f"ticket {chunk.ticket} is not waiting for a step")
@@ -249,7 +166,7 @@ class PrefillerMessenger:
             if not was_open:
                 self._apply(job, PrefillerEvent.ENGINE_LEFT)
 
-    def _end_step(self, step: int) -> _Step:
+    def _end_step(self, step: int) -> Step:
         if step not in self._steps:
             raise InputError("step", f"{step} is not running")
         return self._steps.pop(step)
@@ -365,7 +282,7 @@ class PrefillerMessenger:
             return
         # Another request's lease (names begin anew with every prefiller) is neither used nor ended by this one.
         is_its_own = self._leases.is_unused(message.lease, message.request_id)
-        job = _Job(ticket=message.ticket, decoder=decoder, lease=message.lease if is_its_own else None)
+        job = Job(ticket=message.ticket, decoder=decoder, lease=message.lease if is_its_own else None)
         tombstone = decoder.remembered(message.ticket)
         is_new = decoder.is_new(message.ticket)
         if tombstone is not None:
@@ -380,7 +297,7 @@ class PrefillerMessenger:
     def _on_cancel(self, decoder: Decoder, ticket: Ticket) -> None:
         job = self._jobs.get(ticket)
         if job is None:
-            job = _Job(ticket=ticket, decoder=decoder)
+            job = Job(ticket=ticket, decoder=decoder)
             tombstone = decoder.remembered(ticket)
             if tombstone is not None:
                 job.rise_from(tombstone)
@@ -390,7 +307,7 @@ class PrefillerMessenger:
 
     # ---- admission ---------------------------------------------------------------------------------------------
 
-    def _admit(self, job: _Job, message: Prefill) -> None:
+    def _admit(self, job: Job, message: Prefill) -> None:
         """Take lease and source, or say why not in `job.refusal`: the lease ends with that."""
         destination = job.decoder.destination
         job.refusal = self._sources.why_not(message, destination) or self._over_the_cap(job.decoder)
@@ -420,19 +337,19 @@ class PrefillerMessenger:
         return Refusal(reason="held_cap", text=text, retry_after_s=self._options.retry_after_s)
 
     @staticmethod
-    def _num_held_pages(jobs: Iterable[_Job]) -> int:
+    def _num_held_pages(jobs: Iterable[Job]) -> int:
         """Each page once: tickets share those of a common prefix."""
         return len({page for job in jobs if job.state in HOLDING for page in job.source.pages})
 
     # ---- effects -----------------------------------------------------------------------------------------------
 
-    def _apply(self, job: _Job, event: PrefillerEvent) -> None:
+    def _apply(self, job: Job, event: PrefillerEvent) -> None:
         move = PREFILLER[job.state, event]
         job.state = move.state
         for effect in move.effects:
             self._carry_out(job, effect)
 
-    def _carry_out(self, job: _Job, effect: PrefillerEffect) -> None:
+    def _carry_out(self, job: Job, effect: PrefillerEffect) -> None:
         match effect:
             case PrefillerEffect.REMEMBER:
                 self._remember(job)
@@ -450,57 +367,31 @@ class PrefillerMessenger:
             case PrefillerEffect.RELEASE_SOURCE:
                 self._release_source(job)
             case PrefillerEffect.SEND_REFUSED:
-                self._send_refused(job)
+                message = job.refused(self._identity.uuid)
+                self._refusals[message.reason] += 1
+                self._answer(job, message)
             case PrefillerEffect.SEND_FAILED:
-                self._answer(job, self._failed(job))
+                self._answer(job, job.failed(self._identity.uuid))
             case PrefillerEffect.SEND_CANCEL_ACK:
-                self._answer(job, self._cancel_ack(job))
+                self._answer(job, job.cancel_ack(self._identity.uuid))
             case PrefillerEffect.SEND_CLOSED:
                 self._counts["closed"] += 1
-                closed = TicketClosed(sender=self._identity.uuid, ticket=job.ticket, num_posted=job.num_posted)
-                self._answer(job, closed)
+                self._answer(job, job.closed(self._identity.uuid))
             case PrefillerEffect.SEND_AGAIN:
                 if job.answer is not None:
                     self._fabric.send(job.decoder.peer, job.answer)
 
-    def _answer(self, job: _Job, message: AnyMessage) -> None:
+    def _answer(self, job: Job, message: AnyMessage) -> None:
         """Say how the ticket ended, and keep it for a decoder that asks again."""
         job.answer = encode(message)
         self._fabric.send(job.decoder.peer, job.answer)
         if job.state is PrefillerState.DONE:
             self._remember(job)
 
-    def _remember(self, job: _Job) -> None:
+    def _remember(self, job: Job) -> None:
         job.decoder.remember(job.ticket, num_posted=job.num_posted, num_unknown=job.num_unknown, answer=job.answer)
 
-    def _cancel_ack(self, job: _Job) -> CancelAck:
-        return CancelAck(
-            sender=self._identity.uuid, ticket=job.ticket, num_posted=job.num_posted, num_unknown=job.num_unknown
-        )
-
-    def _failed(self, job: _Job) -> Failed:
-        return Failed(
-            sender=self._identity.uuid,
-            ticket=job.ticket,
-            num_posted=job.num_posted,
-            num_unknown=job.num_unknown,
-            reason=clipped(job.reason),
-        )
-
-    def _send_refused(self, job: _Job) -> None:
-        refusal = job.refusal
-        assert refusal is not None, "refused without a reason"
-        self._refusals[refusal.reason] += 1
-        message = Refused(
-            sender=self._identity.uuid,
-            ticket=job.ticket,
-            reason=refusal.reason,
-            text=clipped(refusal.text),
-            retry_after_s=refusal.retry_after_s,
-        )
-        self._answer(job, message)
-
-    def _open_list(self, job: _Job) -> None:
+    def _open_list(self, job: Job) -> None:
         """The write list, and on it what needs no step: the pages that the prefix index had."""
         source = job.source
         self._counts["accepted"] += 1
@@ -514,7 +405,7 @@ class PrefillerMessenger:
         if source.needs_no_step:
             self._fabric.submit_last(job.write_list, self._sources.last_write(source))
 
-    def _start_job(self, job: _Job) -> None:
+    def _start_job(self, job: Job) -> None:
         source = job.source
         self._leases.computed(source.message.lease, source.cached_len)
         if source.needs_no_step:
@@ -532,12 +423,12 @@ class PrefillerMessenger:
             )
         )
 
-    def _drop_job(self, job: _Job) -> None:
+    def _drop_job(self, job: Job) -> None:
         self._outcomes.append(JobDropped(ticket=job.ticket))
         if not job.in_step:
             self._apply(job, PrefillerEvent.ENGINE_LEFT)
 
-    def _release_source(self, job: _Job) -> None:
+    def _release_source(self, job: Job) -> None:
         self._sources.release(job.source)
         self._remember(job)
         del self._jobs[job.ticket]
