@@ -199,7 +199,10 @@ def test_a_step_that_fails_in_the_middle_sends_nothing_that_was_not_computed(
         assert answer.reason == "failed"
         assert answer.text.startswith("layer 2")
         site.wait_for(lambda: decoder.messenger.statistics().num_open == 0, decoder)
-        assert prefiller.ask("statistics")["num_writes_posted"] == 2 * (CHUNK // PAGE)  # layers 0 and 1
+        # Of layers 0 and 1 at most: what the owner had not posted when the step failed is not posted later either.
+        num_posted = prefiller.ask("statistics")["num_writes_posted"]
+        assert num_posted <= 2 * (CHUNK // PAGE)
+        assert f"({num_posted} of" in answer.text
         prefiller.ask("faults")
         again = ask(decoder, prefiller, peer, request.token_ids)
         ready(decoder, again)
