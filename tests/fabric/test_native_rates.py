@@ -53,7 +53,7 @@ class Load:
 def test_a_stopped_decoder_takes_nothing_from_the_two_others() -> None:
     """Each healthy one runs at >= 0.95 of its rate with the third idle: medians of 7 interleaved pairs. Single pairs
     swing by a quarter on a shared machine and medians by a few per cent, so there are three tries at most; a peer that
-    really held the others up would stop them for seconds (FABRIC.md), in every try."""
+    really held the others up would stop them for seconds (docs/fabric.md), in every try."""
     with ExitStack() as stack:
         writer = Writer()
         stack.callback(writer.fabric.close)
