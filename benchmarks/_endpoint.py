@@ -15,3 +15,11 @@ def endpoint(stack: ExitStack) -> NativeFabric:
     fabric = NativeFabric(fd, MEMORY_BYTES)
     stack.callback(fabric.close)
     return fabric
+
+
+def positive(word: str) -> int:
+    """An argparse type."""
+    number = int(word)
+    if number < 1:
+        raise ValueError(word)
+    return number

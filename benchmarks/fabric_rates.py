@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from _endpoint import positive
 
 from headrace.fabric.interface import Descriptor, Event, Imm, Pages, PageWrites, Reached
 from headrace.fabric.native import NativeFabric
@@ -147,8 +148,8 @@ def cell(figures: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--pages", type=int, nargs="+", default=[4, 12, 64, 256], help="page sizes in KiB")
+    parser.add_argument("--runs", type=positive, help="how many figures a cell is of", default=9)
+    parser.add_argument("--pages", type=positive, nargs="+", default=[4, 12, 64, 256], help="page sizes in KiB")
     parser.add_argument("--digests", action="store_true", help="hash every page on the way")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -17,7 +17,7 @@ import time
 from contextlib import ExitStack
 
 import numpy as np
-from _endpoint import endpoint
+from _endpoint import endpoint, positive
 
 from headrace.fabric.interface import LAYERS_PER_STEP, Imm, Pages, PageWrites, PeerId, Reached
 
@@ -93,7 +93,7 @@ def cell(figures: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--runs", type=positive, help="how many figures a cell is of", default=15)
     arguments = parser.parse_args()
     with ExitStack() as stack:
         bench = Bench(stack)

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import torch
-from _endpoint import endpoint
+from _endpoint import endpoint, positive
 
 from headrace.fabric.interface import Imm, Pages, PageWrites
 from headrace.fabric.native import NativeFabric
@@ -47,7 +47,7 @@ def products_in(seconds: float, weights: torch.Tensor, vector: torch.Tensor) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--pairs", type=positive, help="how many ratios the median is of", default=15)
     parser.add_argument("--block-s", type=float, default=0.5)
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

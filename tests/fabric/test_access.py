@@ -5,7 +5,7 @@ import pytest
 from fabric_world import Link, World, fill, link, page_writes, poisoned, write_one
 
 from headrace.errors import InputError
-from headrace.fabric.interface import LAYERS_PER_STEP, Imm, Surplus
+from headrace.fabric.interface import LAYERS_PER_STEP, Descriptor, Imm, Surplus
 
 
 def test_a_write_after_a_revoke_lands_nowhere(pair: Link) -> None:
@@ -109,6 +109,12 @@ def test_a_descriptor_survives_the_wire(pair: Link) -> None:
     wire = pair.descriptor.encode()
     assert type(pair.descriptor).decode(wire) == pair.descriptor
     assert pair.descriptor.length == len(pair.reader.memory)
+
+
+@pytest.mark.parametrize("wire", [b"", b"garbage", bytes([7]) * 29, bytes(30)])
+def test_what_is_no_descriptor_is_refused(wire: bytes) -> None:
+    with pytest.raises(InputError, match="descriptor"):
+        Descriptor.decode(wire)
 
 
 def test_descriptors_of_two_peers_have_different_keys(world: World) -> None:

@@ -151,6 +151,7 @@ def test_ctrl_c_is_still_a_keyboard_interrupt(when: str) -> None:
     ended = run_python(
         f"""
         import os, signal, threading, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may ignore it
         before = [signal.getsignal(number) for number in signal.valid_signals()]
         from headrace.fabric.native import NativeFabric
         fd = os.memfd_create("m"); os.ftruncate(fd, 4096)

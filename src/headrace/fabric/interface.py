@@ -4,6 +4,13 @@ Owns no state. `Fabric` is implemented by `headrace.fabric.native.NativeFabric` 
 `headrace.testing.LoopbackFabric` (in memory, seeded faults). One fabric serves one memory: a single mapped region
 with the KV pages of every layer and the aux slots behind them. All offsets are bytes from the start of that memory.
 
+Two endpoints, the descriptor carried between them by their own means (a message, a pipe):
+
+    reader      peer = add_peer(writer's address); descriptor = grant(peer); arm(imm, expected)
+    writer      peer = add_peer(reader's address); connect(peer, descriptor); transfer = open_transfer(peer, imm)
+                submit_pages(transfer, ...); submit_last(transfer)             -> TransferDone
+    reader      -> Reached, when `expected` writes with that imm have landed
+
 Life of a transfer (everything the writer does for one ticket):
 
     open_transfer        an empty write list towards one peer, one imm on every write of it
@@ -21,6 +28,8 @@ from typing import Literal, NewType, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headrace.errors import InputError
 
 PeerId = NewType("PeerId", int)
 TransferId = NewType("TransferId", int)
@@ -54,8 +63,12 @@ class Descriptor:
 
     @classmethod
     def decode(cls, wire: bytes) -> "Descriptor":
-        """Raises struct.error when `wire` is not a descriptor."""
+        """Raises InputError when `wire` is not a descriptor."""
+        if len(wire) != cls._WIRE.size:
+            raise InputError("descriptor", f"must be {cls._WIRE.size} bytes, is {len(wire)}")
         virtual, base, length, key, generation = cls._WIRE.unpack(wire)
+        if virtual not in (0, 1):
+            raise InputError("descriptor", f"must begin with 0 (offset) or 1 (virtual), begins with {virtual}")
         return cls(
             addressing="virtual" if virtual else "offset", base=base, length=length, key=key, generation=generation
         )
@@ -161,14 +174,14 @@ class Surplus:
 class TransferDone:
     """The single result of a transfer: its list is ended and every posted write has completed or failed.
 
-    `num_failed` of the `num_posted` completed in error (they may have landed or not); code, text and call are the
+    `num_failed` of the `num_posted` completed in error (they may have landed or not); code and text are the
     first error's, or those of the bounds check that ended the list; code is 0 when there was none.
     """
 
     transfer: TransferId
     num_posted: int
     num_failed: int
-    complete: bool  # the last write was posted: nothing of the list was given up
+    complete: bool  # the last write was posted: nothing was given up. It does not say that anything landed
     code: int
     text: str
 
@@ -217,7 +230,9 @@ class Fabric(Protocol):
         ...
 
     # peers and access
-    def add_peer(self, address: bytes) -> PeerId: ...
+    def add_peer(self, address: bytes) -> PeerId:
+        """Both sides add each other: the reader to grant access, the writer to connect with what was granted."""
+        ...
 
     def remove_peer(self, peer: PeerId) -> None:
         """Revoke, give up everything queued, and forget the peer. Its transfers are told done, with an error where
@@ -264,7 +279,10 @@ class Fabric(Protocol):
         """An empty write list to the connected `peer`; `num_pages` digests are summed (0: none)."""
         ...
 
-    def submit_write(self, transfer: TransferId, *, src_offset: int, dst_offset: int, length: int) -> None: ...
+    def submit_write(self, transfer: TransferId, *, src_offset: int, dst_offset: int, length: int) -> None:
+        """One write of `length` bytes (0: nothing but its arrival). A source beyond our memory raises InputError; a
+        destination beyond the peer's ends the list, which TransferDone tells. The same holds for pages."""
+        ...
 
     def submit_pages(self, transfer: TransferId, writes: PageWrites) -> None: ...
 
@@ -288,7 +306,8 @@ class Fabric(Protocol):
         ...
 
     def fail_step(self, step: int) -> dict[TransferId, int]:
-        """Void the program of `step`: the lists of its transfers are closed. -> num_posted of each."""
+        """Void the program of `step`: the lists of its transfers are closed. -> num_posted of each (none for a step
+        without a program)."""
         ...
 
     def close_transfer(self, transfer: TransferId) -> int:

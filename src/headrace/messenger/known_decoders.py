@@ -5,7 +5,6 @@ remembered of a slot is the newest generation seen and the answer to repeat: a P
 however late a second copy of it arrives. That bounds the tombstones by the number of slots, and they need no clock.
 """
 
-import struct
 from dataclasses import dataclass, field
 
 from headrace.errors import HandshakeRefused, InputError
@@ -123,7 +122,7 @@ class KnownDecoders:
     def _connect(self, peer: PeerId, hello: Hello, pool: PoolLayout) -> None:
         try:
             descriptor = Descriptor.decode(hello.descriptor)
-        except struct.error as error:
+        except InputError as error:
             raise HandshakeRefused(
                 "descriptor", f"{DESCRIPTOR_BYTES} bytes", f"{len(hello.descriptor)} bytes"
             ) from error
