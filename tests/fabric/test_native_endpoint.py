@@ -66,6 +66,15 @@ def test_wrong_memory_is_refused(memory_fd: int) -> None:
         NativeFabric(1 << 20, LENGTH)
 
 
+def test_memory_that_may_only_be_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "memory"
+    file.write_bytes(bytes(LENGTH))
+    fd = os.open(file, os.O_RDONLY)
+    with pytest.raises(InputError, match="memory_fd: must be open for reading and writing"):
+        NativeFabric(fd, LENGTH)
+    os.close(fd)
+
+
 def test_the_memory_fd_may_be_closed_after_the_start() -> None:
     fd = os.memfd_create("headrace-endpoint")
     os.ftruncate(fd, LENGTH)

@@ -87,7 +87,7 @@ def stopped(writer: ReaderProcess) -> Iterator[None]:
 
 def test_a_revoke_in_the_middle_of_a_64_kib_write_keeps_the_rest_of_it_out(target: Target) -> None:
     """The writer streams 64 KiB pages and is stopped; when a page stands half received, its access is revoked and the
-    memory is given to somebody else. Then the writer goes on. libfabric 1.17 alone lets the rest land (docs/fabric.md)."""
+    memory is given to somebody else. Then the writer goes on. Bare libfabric 1.17 lets the rest land: docs/fabric.md."""
     with ReaderProcess() as writer:
         writer.ask("fill", WRITTEN)
         peer = target.fabric.add_peer(bytes.fromhex(writer.ask("address")))

@@ -41,6 +41,7 @@ Mapping::Mapping(int fd, std::size_t length) : length_(length) {
   if (mapped == MAP_FAILED) {
     const int code = errno;
     ::munmap(reserved, length + kHugePage);
+    if (code == EACCES) throw InputError("memory_fd", "must be open for reading and writing");
     errno = code;
     fail("mmap(memory_fd)");
   }
