@@ -248,4 +248,5 @@ def test_a_layer_leaves_while_the_model_thread_holds_the_gil(writer: Writer, rea
         usleep(200_000)
         delays_ms.append((int(reader.ask("reached", step)) - raised_ns) / 1e6)
         writer.fabric.fail_step(step)
-    assert sorted(delays_ms)[2] < 10, delays_ms
+    assert sorted(delays_ms)[-2] < 10, delays_ms  # one of five may meet a neighbour
+    assert max(delays_ms) < 100, delays_ms

@@ -214,6 +214,7 @@ class History:
             self.start_decoding(client)
             return
         assert isinstance(answer, TicketFailed)
+        assert answer.reason != "fault", f"an honest prefiller is accused: {answer}"
         if answer.reason == "corrupt":
             assert self.network.faults.flip_bit > 0, f"corrupt without a fault: {answer}"
         client.decoder.finish(request)

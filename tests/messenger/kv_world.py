@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from pattern_model import PatternModel, prefix_keys
+from pattern_model import POISON, PatternModel, prefix_keys
 
 from headrace.fabric.interface import LAYERS_PER_STEP, Fabric, Imm, PeerId
 from headrace.fabric.native import NativeFabric
@@ -22,7 +22,7 @@ from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pages import PagePool
 from headrace.kvcache.prefix import PrefixIndex, num_whole_pages, page_hashes
 from headrace.kvcache.reservation import Reservation, try_reserve
-from headrace.messenger.aux import aux_slot_bytes
+from headrace.messenger.aux import aux_bytes, aux_slot_bytes
 from headrace.messenger.decoder import DecoderMessenger
 from headrace.messenger.entries import DecoderOptions
 from headrace.messenger.hello import Identity, Role
@@ -39,6 +39,7 @@ from headrace.messenger.outcomes import (
 )
 from headrace.messenger.prefiller import PrefillerMessenger
 from headrace.messenger.process import ProcessName
+from headrace.messenger.slots import slot_of
 from headrace.protocol.messages import Granted, Reserve, Ticket, Tier
 from headrace.testing import Faults, LoopbackFabric, LoopbackNetwork
 
@@ -194,6 +195,7 @@ class Process:
         self.site = site
         self.model = PatternModel(layout)
         self.fabric, self.memory = site.endpoint(layout)
+        self.memory[layout.pages_bytes :] = POISON  # aux slots, and what is behind them
         self.pool = PoisonedPool(self.model, self.memory)
         self.dead = False
         self.hung = False
@@ -408,6 +410,17 @@ class DecoderProcess(Process):
             first, end = request.reservation.num_hit_pages, -(-(len(request.token_ids) - 1) // size)
             table = (*table[:first], *table[end:])
         self.pool.release(table)
+
+    def written_elsewhere(self, request: Request, before: np.ndarray) -> int:
+        """Bytes that changed since `before` and are neither in the ticket's pages nor in its aux write."""
+        layout, size = self.model.layout, self.model.layout.kv.page_size
+        assert request.imm is not None
+        first, end = request.reservation.num_hit_pages, -(-(len(request.token_ids) - 1) // size)
+        changed = before != self.memory
+        self.model.pages(changed)[:, list(request.reservation.pages[first:end])] = False
+        aux = layout.aux_offset(slot_of(request.imm))
+        changed[aux : aux + aux_bytes(end - first)] = False
+        return int(changed.sum())
 
     def finish_when_answered(self, request: Request) -> None:
         self.site.wait_for(lambda: bool(request.answers), self)

@@ -154,9 +154,10 @@ class _Prefiller:
             if layer == self._faults.get("fail_at_layer"):
                 raise _StepFailed(f"layer {layer}")
             time.sleep(self._faults.get("layer_s", 0.0))
+            raised_ns = time.monotonic_ns()
             self._fabric.raise_layers(self._step * LAYERS_PER_STEP + layer + 1)
             if layer == self._faults.get("hold_gil_at_layer"):
-                self._raised_ns = time.monotonic_ns()
+                self._raised_ns = raised_ns
                 ctypes.PyDLL(None).usleep(int(GIL_HELD_S * 1e6))
 
         self._model.forward(job.token_ids[begin:end], begin, job.pages, self._views, after_attention)

@@ -229,7 +229,8 @@ def test_a_model_thread_that_holds_the_gil_does_not_delay_its_layers_bytes(
             delays.append((landed_ns - prefiller.ask("raised")["raised_ns"]) / 1e9)
             prefiller.ask("faults")
             decoder.finish_when_answered(request)
-        assert sorted(delays)[len(delays) // 2] < 0.01 < GIL_HELD_S, delays
+        assert sorted(delays)[-2] < 0.01, delays  # one of five may meet a neighbour
+        assert max(delays) < GIL_HELD_S / 2, delays
 
 
 def cpu_ns(pid: int) -> int:
@@ -253,6 +254,7 @@ def test_a_process_with_nothing_to_do_uses_under_one_percent_of_a_core(
         before = cpu_ns(prefiller.process.pid)
         time.sleep(3.0)
         assert cpu_ns(prefiller.process.pid) - before < 0.01 * 3.0e9
+        assert prefiller.ask("statistics")["num_tickets"] == int(waiting)
 
 
 def exits(decoder: DecoderProcess) -> int:
@@ -302,29 +304,36 @@ def test_a_stopped_prefiller_that_wakes_up_writes_into_nobodys_page(
     with Prefiller(chunk_tokens=CHUNK) as sleeper:
         peer, other = meet(decoder, sleeper), meet(decoder, prefiller)
         for round_number in range(4):
-            sleeper.ask("faults", layer_s=0.002)
+            sleeper.ask("faults", layer_s=0.005)
             victim = ask(decoder, sleeper, peer, prompt(120, seed=500 + round_number))
-            end = time.monotonic() + 0.02 + 0.01 * round_number
-            site.wait_for(lambda end=end: time.monotonic() > end, decoder)
+            first_page = decoder.model.pages(decoder.memory)[:, victim.reservation.pages[round_number]]
+            site.wait_for(lambda landed=first_page: bool((landed != 0xEE).any()), decoder)
             os.kill(sleeper.process.pid, signal.SIGSTOP)
             try:
-                if not victim.answers:
-                    assert victim.imm is not None
-                    decoder.messenger.cancel(victim.imm, time.monotonic())
-                    answer_of(decoder, victim)
+                assert not victim.answers, "it is stopped in the middle"
+                assert victim.imm is not None
+                decoder.messenger.cancel(victim.imm, time.monotonic())
+                answer_of(decoder, victim)
                 site.wait_for(lambda: decoder.messenger.statistics().num_open == 0, decoder)
+                assert decoder.messenger.statistics().num_revokes == round_number + 1
                 decoder.finish(victim)
                 requests = [
                     ask(decoder, prefiller, other, prompt(100, seed=900 + 10 * round_number + i)) for i in (1, 2)
                 ]
                 for request in requests:  # into the pages and slots that were the sleeper's
                     ready(decoder, request)
+                before, counts = decoder.memory.copy(), decoder.fabric.statistics()
             finally:
                 os.kill(sleeper.process.pid, signal.SIGCONT)
             site.wait_for(lambda: decoder.messenger.is_ready(peer), decoder)
-            end = time.monotonic() + 0.2
-            site.wait_for(lambda end=end: time.monotonic() > end, decoder)
-            for request in requests:
+            # Served on the sleeper's own connection, so whatever it had under way has come by then.
+            last = ask(decoder, sleeper, peer, prompt(20, seed=700 + round_number))
+            ready(decoder, last)
+            assert decoder.written_elsewhere(last, before) == 0
+            now = decoder.fabric.statistics()
+            num_counted = (now.num_arrivals - counts.num_arrivals) - (now.num_surplus - counts.num_surplus)
+            assert num_counted == LLAMA_KV.num_layers * 3 + 1, "only its own counter moved"
+            for request in (*requests, last):
                 check_text(model, decoder, request)
                 decoder.finish(request)
             assert_nothing_lands(site, decoder, 0.05)

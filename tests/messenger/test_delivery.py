@@ -44,11 +44,14 @@ def serve(decoder: DecoderProcess, prefiller: PrefillerProcess, peer: int, name:
     lease = prefiller.lease(name, len(prompt))
     assert lease is not None
     assert decoder.open(request, peer, lease) is not None  # type: ignore[arg-type]
+    before = decoder.memory.copy()
+    prefiller.site.wait_for(lambda: bool(prefiller.prompts or request.answers), prefiller, decoder)
     run_prompts(prefiller, decoder)
     prefiller.site.wait_for(lambda: bool(request.answers), prefiller, decoder)
     [answer] = request.answers
     assert isinstance(answer, Ready), answer
     assert decoder.wrong_bytes(request) == []
+    assert decoder.written_elsewhere(request, before) == 0
     assert decoder.index_is_sane(request)
     decoder.finish(request)
     return answer

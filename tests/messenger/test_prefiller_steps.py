@@ -78,6 +78,34 @@ def test_pages_are_indexed_when_their_step_is_committed_and_the_tail_page_never(
     assert num_indexed() == 3
 
 
+def test_only_whole_pages_are_indexed_wherever_chunks_end(pair: Pair) -> None:
+    ticket, messenger = pair.ask().ticket, pair.prefiller.messenger
+    for step, (begin, end, whole) in enumerate([(0, 3, 0), (3, 6, 1), (6, 9, 2), (9, 13, 3)], start=1):
+        messenger.begin_step(step, [Chunk(ticket=ticket, begin=begin, end=end)])
+        messenger.commit_step(step, pair.site.now)
+        assert pair.prefiller.pool.statistics().num_indexed == whole
+
+
+def test_a_lease_shrinks_with_every_committed_step_and_makes_room_for_the_next(pair: Pair) -> None:
+    pair.ask(tuple(range(60)))  # of 64
+    assert pair.prefiller.lease("b", 20) is None
+    assert pair.prefiller.messenger.statistics().num_leased_tokens == 60
+    pair.step()
+    pair.step()
+    assert pair.prefiller.messenger.statistics().num_leased_tokens == 60 - 16
+    assert pair.prefiller.lease("b", 20) is not None
+
+
+def test_a_ticket_cancelled_during_a_step_that_then_fails_gives_its_pages_back(pair: Pair) -> None:
+    message = pair.ask()
+    pair.step(1, end=False)
+    pair.decoder.cancel(message.ticket)
+    pair.deliver()
+    pair.prefiller.end_step(fail=True)
+    pair.settle()
+    pair.everything_is_back()
+
+
 def test_pages_of_a_failed_step_are_not_indexed(pair: Pair) -> None:
     pair.ask()
     pair.step(end=False)

@@ -25,6 +25,7 @@ from headrace.messenger.life import (
 
 NUM_HISTORIES = int(os.environ.get("HEADRACE_HISTORIES", "10000"))  # `make soak` asks for more
 BLOCK = 250
+assert NUM_HISTORIES >= BLOCK, "HEADRACE_HISTORIES must be at least 250"
 
 
 @pytest.mark.parametrize("block", range(NUM_HISTORIES // BLOCK))

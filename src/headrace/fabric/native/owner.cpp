@@ -156,7 +156,7 @@ bool Owner::run_commands() {
   {
     const std::lock_guard guard(mutex_);
     commands.swap(commands_);
-    has_commands_ = false;
+    has_commands_ = stopping_;  // still something to do: or the owner would lie down once more before it ends
   }
   for (auto& command : commands) command();
   return !commands.empty();
