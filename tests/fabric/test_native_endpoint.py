@@ -192,9 +192,16 @@ def test_sigterm_still_ends_the_process_by_itself() -> None:
     assert (ended.returncode, ended.stderr) == (-15, "")
 
 
+def owner_switches() -> int:
+    """How often this process's one owner thread was put on or off a core so far."""
+    [owner] = [task for task in Path("/proc/self/task").iterdir() if "headrace" in (task / "comm").read_text()]
+    return sum(int(line.split()[1]) for line in (owner / "status").read_text().splitlines() if "ctxt_switches" in line)
+
+
 @pytest.mark.timing
-def test_a_waiting_owner_costs_under_one_percent_of_a_core(memory_fd: int) -> None:
-    """With a peer, a connection, an armed counter and an open transfer whose program waits for its layer."""
+def test_a_waiting_owner_costs_the_compute_on_its_core_nothing_measurable(memory_fd: int) -> None:
+    """With a peer, a connection, an armed counter and an open transfer whose program waits for its layer. The ratio of
+    times is benchmarks/waiting_owner.py's; what can be told without noise is what the owner takes: time and turns."""
     fabric = NativeFabric(memory_fd, LENGTH)
     peer = fabric.add_peer(fabric.address)
     fabric.connect(peer, fabric.grant(peer))
@@ -205,7 +212,10 @@ def test_a_waiting_owner_costs_under_one_percent_of_a_core(memory_fd: int) -> No
     time.sleep(0.3)
     assert fabric.statistics().num_messages_received == 1
     before, begun = fabric.owner_cpu_ns(), time.monotonic_ns()
+    switches = owner_switches()
     time.sleep(2.0)
+    switches = owner_switches() - switches
     share = (fabric.owner_cpu_ns() - before) / (time.monotonic_ns() - begun)
     fabric.close()
     assert share < 0.01
+    assert switches <= 60, "it sleeps: a look every 100 ms is all that it takes"
