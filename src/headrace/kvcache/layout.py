@@ -107,6 +107,11 @@ class PoolLayout:
         _require_index("slot", slot, self.num_aux_slots)
         return _round_up(self.pages_bytes, AUX_ALIGNMENT) + slot * self.aux_stride
 
+    def aux_slice(self, slot: int) -> slice:
+        """The slot's bytes in the memory as an array of bytes."""
+        begin = self.aux_offset(slot)
+        return slice(begin, begin + self.aux_slot_bytes)
+
 
 def _round_up(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment

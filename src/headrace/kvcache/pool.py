@@ -37,8 +37,7 @@ def layer_views(memory: PoolMemory, layout: PoolLayout) -> list[torch.Tensor]:
 def aux_view(memory: PoolMemory, layout: PoolLayout, slot: int) -> NDArray[np.uint8]:
     """The bytes of one aux slot, writable, `[aux_slot_bytes] uint8`. Raises InputError, Closed."""
     _require_room(memory, layout)
-    offset = layout.aux_offset(slot)
-    return memory.bytes[offset : offset + layout.aux_slot_bytes]
+    return memory.bytes[layout.aux_slice(slot)]
 
 
 def _require_room(memory: PoolMemory, layout: PoolLayout) -> None:

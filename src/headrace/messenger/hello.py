@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.errors import HandshakeRefused, InputError
-from headrace.kvcache.layout import KVLayout, PoolLayout
+from headrace.kvcache.layout import PoolLayout
+from headrace.messenger.plan import Sharding
 from headrace.messenger.process import ProcessName
 from headrace.protocol.messages import MAX_NAME, PROTOCOL_VERSION, Hello, PoolShape, is_name
 
@@ -40,6 +41,15 @@ class Identity:
             num_ranks=1,
             process=ProcessName.own(),
         )
+
+    def require_one_rank(self) -> None:
+        """Instances of several ranks come later. Raises InputError."""
+        if self.num_ranks != 1:
+            raise InputError("num_ranks", f"must be 1 (instances of several ranks come later), is {self.num_ranks}")
+
+    @property
+    def sharding(self) -> Sharding:
+        return Sharding(pool=self.pool, num_ranks=self.num_ranks)
 
     def hello(self, *, epoch: int, address: bytes, descriptor: bytes) -> Hello:
         kv = self.pool.kv
@@ -93,13 +103,7 @@ def check_hello(ours: Identity, theirs: Hello) -> PoolLayout:
         if mine != other:
             raise HandshakeRefused(field, mine, other)
     return PoolLayout(
-        kv=KVLayout(
-            num_layers=kv.num_layers,
-            num_kv_heads=kv.num_kv_heads,
-            page_size=kv.page_size,
-            head_dim=kv.head_dim,
-            dtype=kv.dtype,
-        ),
+        kv=kv,  # all of it was compared
         num_pages=shape.num_pages,
         num_aux_slots=shape.num_aux_slots,
         aux_slot_bytes=shape.aux_slot_bytes,

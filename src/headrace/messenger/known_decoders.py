@@ -134,8 +134,8 @@ class KnownDecoders:
             raise HandshakeRefused("descriptor", str(error), repr(descriptor.addressing)) from error
 
     def _destination(self, hello: Hello, pool: PoolLayout) -> Destination:
-        ours = Sharding(pool=self._identity.pool, num_ranks=self._identity.num_ranks)
-        return Destination(pool=pool, plan=plan_transfer(ours, Sharding(pool=pool, num_ranks=hello.pool.num_ranks)))
+        theirs = Sharding(pool=pool, num_ranks=hello.pool.num_ranks)
+        return Destination(pool=pool, plan=plan_transfer(self._identity.sharding, theirs))
 
     def _answer(self, decoder: Decoder) -> None:
         answer = self._identity.hello(epoch=decoder.epoch, address=self._fabric.address, descriptor=b"")

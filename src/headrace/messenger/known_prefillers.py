@@ -80,7 +80,7 @@ class KnownPrefillers:
         prefiller.uuid = hello.sender
         prefiller.plan = plan_transfer(
             Sharding(pool=pool, num_ranks=hello.pool.num_ranks),
-            Sharding(pool=self._identity.pool, num_ranks=self._identity.num_ranks),
+            self._identity.sharding,
         )
         prefiller.state = "ready"
         return PeerReady(peer=prefiller.peer, uuid=hello.sender, process=process_of(hello))

@@ -145,8 +145,7 @@ class Landings:
         return [int(position) for position in np.flatnonzero(digests != sent)]
 
     def _aux(self, landing: Landing) -> NDArray[np.uint8]:
-        begin = self._layout.aux_offset(landing.slot)
-        return self._memory[begin : begin + self._layout.aux_slot_bytes]
+        return self._memory[self._layout.aux_slice(landing.slot)]
 
     # ---- state shows itself ------------------------------------------------------------------------------------
 

@@ -65,12 +65,10 @@ class PrefillerMessenger:
         memory: NDArray[np.uint8],
         options: PrefillerOptions = PrefillerOptions(),
     ) -> None:
-        if identity.num_ranks != 1:
-            raise InputError("num_ranks", f"must be 1 (instances of several ranks come later), is {identity.num_ranks}")
+        identity.require_one_rank()
         self._fabric = fabric
         self._identity = identity
         self._layout = identity.pool
-        self._pages = pages
         self._options = options
         self._sources = Sources(layout=identity.pool, pages=pages, memory=memory, salt=identity.fingerprint.encode())
         self._leases = Leases(capacity_tokens=options.lease_tokens, reserve_tokens=options.reserve_tokens)
@@ -454,7 +452,7 @@ class PrefillerMessenger:
         assert self._sources.num_staging_taken == len(self._jobs), f"staging slots leak: {self!r}"
         assert all(job.accepted is not None for job in self._jobs.values()), "an open ticket without a source"
         assert set(self._of_transfer) <= {job.transfer for job in self._jobs.values()}, f"transfers leak: {self!r}"
-        self._pages.check()
+        self._sources.check()
 
     def __repr__(self) -> str:
         states = Counter(job.state.name for job in self._jobs.values())

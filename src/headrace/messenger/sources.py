@@ -110,13 +110,12 @@ class Sources:
         self._free_staging.append(source.staging)
 
     def _write_header(self, source: Source) -> None:
-        begin = self._layout.aux_offset(source.staging)
         header = AuxHeader(
             ticket=source.message.ticket,
             cached_len=source.cached_len,
             num_messages=source.destination.plan.num_messages(source.prompt.num_sent, dst_rank=0),
         )
-        header.pack_into(self._memory[begin : begin + self._layout.aux_slot_bytes])
+        header.pack_into(self._memory[self._layout.aux_slice(source.staging)])
 
     def writes(self, source: Source, pages: range) -> list[PageWrites]:
         """The messages of these pages of the prompt (numbered from position 0), one record for each route."""
@@ -143,6 +142,10 @@ class Sources:
         page_size = source.prompt.page_size
         for page in range(begin // page_size, min(end // page_size, len(source.hashes))):
             self._pages.try_index(source.pages[page], source.hashes[page])
+
+    def check(self) -> None:
+        """Assert that every page is in exactly one state."""
+        self._pages.check()
 
     @property
     def num_staging_taken(self) -> int:
