@@ -1,8 +1,8 @@
 """One random history of a small site: a few prefillers and decoders, small pools, and everything that goes wrong.
 
-A seed gives the sizes, the faults and every move. The gateway is played here: it asks for leases, sends a failed
-request to another prefiller, at last to a local prefill. At the end what hangs wakes (or stays hung, in some
-histories), faults stop, time passes, and `check` says what must hold then.
+A seed gives the sizes, the faults, when pages travel, and every move. The gateway is played here: it asks for leases,
+sends a failed request to another prefiller, at last to a local prefill. At the end what hangs wakes (or stays hung, in
+some histories), faults stop, time passes, and `check` says what must hold then.
 """
 
 import random
@@ -12,7 +12,7 @@ from kv_world import DecoderProcess, LoopbackSite, PrefillerProcess, Request, po
 
 from headrace.fabric.interface import PeerId
 from headrace.messenger.entries import DecoderOptions
-from headrace.messenger.jobs import PrefillerOptions
+from headrace.messenger.jobs import PrefillerOptions, Transfer
 from headrace.messenger.outcomes import Ready, TicketFailed
 from headrace.testing import Faults
 
@@ -71,6 +71,7 @@ class History:
         self.site = LoopbackSite(seed, random_faults(rng))
         self.network = self.site.network
         self.prefiller_options = PrefillerOptions(lease_tokens=rng.choice([24, 64, 200]), reserve_tokens=8)
+        self.transfer: Transfer = "whole" if seed % 4 == 3 else "layers"
         self.decoder_options = DecoderOptions(patience_s=rng.choice([0.5, 2.0]), repeat_s=rng.choice([0.3, 1.0, 100.0]))
         self.prefillers: list[PrefillerProcess] = []
         self.decoders: list[DecoderProcess] = []
@@ -84,7 +85,7 @@ class History:
 
     def start_prefiller(self) -> None:
         layout = pool_layout(self.rng.choice([8, 16, 40]), num_aux_slots=4)
-        started = PrefillerProcess(self.site, layout, options=self.prefiller_options)
+        started = PrefillerProcess(self.site, layout, options=self.prefiller_options, transfer=self.transfer)
         self.prefillers.append(started)
         for decoder in self.decoders:
             if not decoder.dead:

@@ -9,7 +9,7 @@ import random
 import select
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -25,8 +25,8 @@ from headrace.kvcache.reservation import Reservation, try_reserve
 from headrace.messenger.aux import aux_bytes, aux_slot_bytes
 from headrace.messenger.decoder import DecoderMessenger
 from headrace.messenger.entries import DecoderOptions
-from headrace.messenger.hello import Identity, Role
-from headrace.messenger.jobs import Chunk, PrefillerOptions
+from headrace.messenger.hello import Identity
+from headrace.messenger.jobs import Chunk, PrefillerOptions, Transfer
 from headrace.messenger.landings import TicketRequest
 from headrace.messenger.outcomes import (
     DecoderOutcome,
@@ -40,7 +40,8 @@ from headrace.messenger.outcomes import (
 from headrace.messenger.prefiller import PrefillerMessenger
 from headrace.messenger.process import ProcessName
 from headrace.messenger.slots import slot_of
-from headrace.protocol.messages import Granted, Reserve, Ticket, Tier
+from headrace.protocol.control import Granted, Reserve
+from headrace.protocol.messages import FabricRole, Ticket, Tier
 from headrace.testing import Faults, LoopbackFabric, LoopbackNetwork
 
 KV = KVLayout(num_layers=3, num_kv_heads=2, page_size=4, head_dim=4, dtype="fp32")
@@ -191,7 +192,7 @@ class TcpSite:
 class Process:
     """What both roles have: one memory, one fabric, one pool."""
 
-    def __init__(self, site: Site, layout: PoolLayout, *, role: Role, fingerprint: str = "model") -> None:
+    def __init__(self, site: Site, layout: PoolLayout, *, role: FabricRole, fingerprint: str = "model") -> None:
         self.site = site
         self.model = PatternModel(layout)
         self.fabric, self.memory = site.endpoint(layout)
@@ -227,12 +228,17 @@ class PrefillerProcess(Process):
         layout: PoolLayout,
         *,
         options: PrefillerOptions = PrefillerOptions(lease_tokens=64, reserve_tokens=16),
+        transfer: Transfer = "layers",
         chunk_tokens: int = 8,
         fingerprint: str = "model",
     ) -> None:
         super().__init__(site, layout, role="prefiller", fingerprint=fingerprint)
         self.messenger = PrefillerMessenger(
-            fabric=self.fabric, identity=self.identity, pages=self.pool, memory=self.memory, options=options
+            fabric=self.fabric,
+            identity=self.identity,
+            pages=self.pool,
+            memory=self.memory,
+            options=replace(options, transfer=transfer),
         )
         self.chunk_tokens = chunk_tokens
         self.prompts: dict[Ticket, _Prompt] = {}
@@ -432,10 +438,14 @@ class DecoderProcess(Process):
 
 
 def pair(
-    site: Site, *, num_pages: int = 64, decoder_options: DecoderOptions = DecoderOptions()
+    site: Site,
+    *,
+    num_pages: int = 64,
+    transfer: Transfer = "layers",
+    decoder_options: DecoderOptions = DecoderOptions(),
 ) -> tuple[PrefillerProcess, DecoderProcess, PeerId]:
     """One of each, greeted."""
-    prefiller = PrefillerProcess(site, pool_layout(num_pages))
+    prefiller = PrefillerProcess(site, pool_layout(num_pages), transfer=transfer)
     decoder = DecoderProcess(site, pool_layout(num_pages + 3), options=decoder_options)
     return prefiller, decoder, greet(decoder, prefiller)
 

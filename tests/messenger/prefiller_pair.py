@@ -5,7 +5,7 @@ from typing import Any
 from kv_world import KV, LoopbackSite, PrefillerProcess, pool_layout
 from puppet import PuppetDecoder
 
-from headrace.messenger.jobs import PrefillerOptions
+from headrace.messenger.jobs import PrefillerOptions, Transfer
 from headrace.protocol.messages import Prefill
 from headrace.testing import Faults
 
@@ -18,11 +18,19 @@ NUM_PAGES, EXPECTED = 4, 4 * LAYERS + 1
 class Pair:
     """A real prefiller and a puppet decoder, greeted."""
 
-    def __init__(self, *, num_pages: int = 24, num_aux_slots: int = 8, decoder_pages: int = 100) -> None:
+    def __init__(
+        self,
+        *,
+        num_pages: int = 24,
+        num_aux_slots: int = 8,
+        decoder_pages: int = 100,
+        transfer: Transfer = "layers",
+    ) -> None:
+        self.transfer = transfer
         self.site = LoopbackSite(seed=1)
         layout = pool_layout(num_pages, num_aux_slots=num_aux_slots)
         options = PrefillerOptions(lease_tokens=64, reserve_tokens=16, retry_after_s=0.5)
-        self.prefiller = PrefillerProcess(self.site, layout, options=options)
+        self.prefiller = PrefillerProcess(self.site, layout, options=options, transfer=transfer)
         self.decoder = self.another_decoder(decoder_pages)
 
     def another_decoder(self, num_pages: int = 100) -> PuppetDecoder:

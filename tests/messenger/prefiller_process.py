@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from tiny_llama import LLAMA_KV, TinyLlama
@@ -28,11 +28,12 @@ from headrace.kvcache.pool import layer_views
 from headrace.kvcache.prefix import PrefixIndex
 from headrace.messenger.aux import aux_slot_bytes
 from headrace.messenger.hello import Identity
-from headrace.messenger.jobs import Chunk, PrefillerOptions
+from headrace.messenger.jobs import Chunk, PrefillerOptions, Transfer
 from headrace.messenger.outcomes import JobDropped, PrefillerOutcome, PrefillJob
 from headrace.messenger.prefiller import PrefillerMessenger
 from headrace.messenger.pump import Pump
-from headrace.protocol.messages import Granted, Reserve, Ticket
+from headrace.protocol.control import Granted, Reserve
+from headrace.protocol.messages import Ticket
 
 FINGERPRINT = "tiny-llama-seed-0"
 MAX_MODEL_LEN = 2048
@@ -55,7 +56,7 @@ class _StepFailed(Exception):
 class _Prefiller:
     """`fail_at_layer`, `hold_gil_at_layer`, `layer_s` (how long a layer takes at least) may be set by the test."""
 
-    def __init__(self, *, num_pages: int, chunk_tokens: int) -> None:
+    def __init__(self, *, num_pages: int, chunk_tokens: int, transfer: Transfer) -> None:
         torch.set_num_threads(1)
         layout = llama_layout(num_pages)
         self._memory = PoolMemory(layout.total_bytes)
@@ -67,7 +68,7 @@ class _Prefiller:
             identity=Identity.of_this_process(role="prefiller", fingerprint=FINGERPRINT, pool=layout),
             pages=PagePool(num_pages, PrefixIndex()),
             memory=self._memory.bytes,
-            options=PrefillerOptions(lease_tokens=100_000, reserve_tokens=100),
+            options=PrefillerOptions(lease_tokens=100_000, reserve_tokens=100, transfer=transfer),
         )
         self._pump = Pump(self._messenger, self._fabric, self._on_outcome)
         self._chunk_tokens = chunk_tokens
@@ -170,10 +171,10 @@ def _say(**answer: object) -> None:
 class Prefiller:
     """Starts the process; kills it on leaving, whatever state it is in by then."""
 
-    def __init__(self, *, num_pages: int = 256, chunk_tokens: int = 16) -> None:
+    def __init__(self, *, num_pages: int = 256, chunk_tokens: int = 16, transfer: Transfer = "layers") -> None:
         script = str(Path(__file__).resolve())
         self.process = subprocess.Popen(
-            [sys.executable, script, str(num_pages), str(chunk_tokens)],
+            [sys.executable, script, str(num_pages), str(chunk_tokens), transfer],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -206,4 +207,5 @@ class Prefiller:
 
 
 if __name__ == "__main__":
-    asyncio.run(_Prefiller(num_pages=int(sys.argv[1]), chunk_tokens=int(sys.argv[2])).run())
+    _, pages, chunk, when = sys.argv
+    asyncio.run(_Prefiller(num_pages=int(pages), chunk_tokens=int(chunk), transfer=cast(Transfer, when)).run())

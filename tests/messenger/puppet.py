@@ -14,16 +14,16 @@ from kv_world import LoopbackSite
 from headrace.fabric.interface import Descriptor, Imm, LastWrite, MessageReceived, PeerId, Surplus, TransferId
 from headrace.kvcache.layout import PoolLayout
 from headrace.messenger.aux import DIGESTS_AT, AuxHeader, aux_bytes
-from headrace.messenger.hello import Identity, Role
+from headrace.messenger.hello import Identity
 from headrace.messenger.plan import Sharding, TransferPlan, plan_transfer
 from headrace.messenger.process import ProcessName
-from headrace.protocol.messages import AnyMessage, Cancel, Hello, Prefill, Ticket, decode, encode
+from headrace.protocol.messages import AnyMessage, Cancel, FabricRole, Hello, Prefill, Ticket, decode, encode
 
 M = TypeVar("M", bound=AnyMessage)
 
 
 class Puppet:
-    def __init__(self, site: LoopbackSite, layout: PoolLayout, *, role: Role, fingerprint: str = "model") -> None:
+    def __init__(self, site: LoopbackSite, layout: PoolLayout, *, role: FabricRole, fingerprint: str = "model") -> None:
         self.site = site
         self.layout = layout
         self.fabric, self.memory = site.endpoint(layout)

@@ -209,6 +209,28 @@ def test_a_step_that_fails_in_the_middle_sends_nothing_that_was_not_computed(
         check_text(model, decoder, again)
 
 
+def test_whole_nothing_is_sent_of_a_prompt_whose_last_step_fails_and_all_of_it_when_it_does_not(
+    model: TinyLlama, site: TcpSite, decoder: DecoderProcess
+) -> None:
+    with Prefiller(chunk_tokens=CHUNK, transfer="whole") as prefiller:
+        peer = meet(decoder, prefiller)
+        ready(decoder, ask(decoder, prefiller, peer, prompt(5 * CHUNK + 3, seed=6)))
+        num_posted = prefiller.ask("statistics")["num_writes_posted"]
+        prefiller.ask("faults", fail_at_layer=2)
+        token_ids = prompt(5 * CHUNK + 3, seed=6)[: 5 * CHUNK] + prompt(CHUNK, seed=7)  # a hit, and one step
+        other = make_decoder(site)
+        peer = meet(other, prefiller)
+        failed = answer_of(other, ask(other, prefiller, peer, token_ids))
+        assert isinstance(failed, TicketFailed)
+        assert "(0 of" in failed.text
+        assert prefiller.ask("statistics")["num_writes_posted"] == num_posted
+        prefiller.ask("faults")
+        request = ask(other, prefiller, peer, token_ids)
+        assert ready(other, request).cached_len == 5 * CHUNK
+        check_text(model, other, request)
+        other.pool.look()
+
+
 @pytest.mark.timing
 def test_a_model_thread_that_holds_the_gil_does_not_delay_its_layers_bytes(
     site: TcpSite, decoder: DecoderProcess

@@ -10,7 +10,8 @@ from kv_world import greet as greet_real
 
 from headrace.fabric.interface import Imm
 from headrace.messenger.outcomes import LinkSuspected, Ready, TicketFailed
-from headrace.protocol.messages import CancelAck, Failed, Granted, Prefill, Refused, Ticket, TicketClosed
+from headrace.protocol.control import Granted, encode_control
+from headrace.protocol.messages import CancelAck, Failed, Prefill, Refused, Ticket, TicketClosed
 from headrace.testing import Faults
 
 
@@ -290,7 +291,8 @@ def test_messages_of_no_sense_are_dropped_and_counted(pair: Pair) -> None:
     request, prefill = pair.open()
     pair.prefiller.say(pair.prefiller.peer, b"\xc1 no message")
     pair.prefiller.say(pair.prefiller.peer, prefill)
-    pair.prefiller.say(pair.prefiller.peer, Granted(sender="0" * 32, request_id="a", lease="1"))
+    granted = Granted(sender="0" * 32, request_id="a", lease="1")
+    pair.prefiller.say(pair.prefiller.peer, encode_control(granted))  # of the gateways' socket, not of the fabric
     pair.deliver()
     assert pair.statistics.num_strange_messages == 3
     pair.write_all(prefill)

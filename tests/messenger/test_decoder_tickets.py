@@ -164,6 +164,32 @@ def test_a_ticket_is_ready_when_everything_has_arrived_whether_or_not_it_is_told
     pair.everything_is_back()
 
 
+@pytest.mark.parametrize("verify_kv", [True, False])
+def test_ready_says_when_the_last_byte_landed_however_late_the_loop_hears_of_it(verify_kv: bool) -> None:
+    pair = Pair(options=DecoderOptions(verify_kv=verify_kv))
+    pair.pass_time(1.5)
+    request, prefill = pair.open()
+    pair.site.network.advance(0.25)
+    pair.prefiller.write_all(prefill)
+    while pair.decoder.fabric.statistics().num_arrivals < EXPECTED:
+        pair.site.network.step()
+    pair.pass_time(0.5)  # the loop was busy
+    [answer] = request.answers
+    assert isinstance(answer, Ready)
+    assert (answer.landed_at, pair.site.now) == (1.75, 2.25)
+    pair.everything_is_back()
+
+
+def test_nothing_has_landed_after_now_though_the_fabric_counts_in_whole_nanoseconds(pair: Pair) -> None:
+    request, prefill = pair.open()
+    pair.site.network.advance(0.7e-9)  # a nanosecond, rounded
+    pair.write_all(prefill)
+    [answer] = request.answers
+    assert isinstance(answer, Ready)
+    assert answer.landed_at == pair.site.now
+    pair.everything_is_back()
+
+
 def test_pages_are_indexed_when_they_are_ready_and_the_tail_page_never(pair: Pair) -> None:
     request, prefill = pair.open()
     pair.write(prefill, EXPECTED - 1)

@@ -1,11 +1,13 @@
 """Every byte of every page arrives, and nothing else is touched: whole tickets over the loopback network."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 from kv_world import KV, DecoderProcess, LoopbackSite, PrefillerProcess, Site, TcpSite, greet, pair, run_prompts
 
 from headrace.messenger.entries import DecoderOptions
+from headrace.messenger.jobs import Transfer
 from headrace.messenger.outcomes import Ready, TicketFailed
 from headrace.testing import Faults
 
@@ -13,6 +15,7 @@ PAGE, CHUNK = KV.page_size, 8
 LENGTHS = [1, 2, PAGE - 1, PAGE, PAGE + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 1, 50]
 
 SEEDS = range(3)
+CALM = Faults()
 EVERY_DAY = Faults(
     delay_s=(0.0, 0.01),
     late_s=(0.0, 0.1),  # below what counts as lost
@@ -40,8 +43,9 @@ def serve(decoder: DecoderProcess, prefiller: PrefillerProcess, peer: int, name:
     if not decoder.needs_prefill(request):
         assert decoder.wrong_bytes(request) == []
         decoder.finish(request)
-        return Ready(request_id=name, imm=0, cached_len=request.reservation.cached_len)  # type: ignore[arg-type]
-    lease = prefiller.lease(name, len(prompt))
+        cached_len = request.reservation.cached_len
+        return Ready(request_id=name, imm=0, cached_len=cached_len, landed_at=0.0)  # type: ignore[arg-type]
+    opened_at, lease = prefiller.site.now, prefiller.lease(name, len(prompt))
     assert lease is not None
     assert decoder.open(request, peer, lease) is not None  # type: ignore[arg-type]
     before = decoder.memory.copy()
@@ -50,6 +54,7 @@ def serve(decoder: DecoderProcess, prefiller: PrefillerProcess, peer: int, name:
     prefiller.site.wait_for(lambda: bool(request.answers), prefiller, decoder)
     [answer] = request.answers
     assert isinstance(answer, Ready), answer
+    assert opened_at <= answer.landed_at <= prefiller.site.now
     assert decoder.wrong_bytes(request) == []
     assert decoder.written_elsewhere(request, before) == 0
     assert decoder.index_is_sane(request)
@@ -73,31 +78,60 @@ def everything_is_back(prefiller: PrefillerProcess, decoder: DecoderProcess) -> 
     assert prefiller.messenger.statistics().num_leased_tokens == 0
 
 
-@pytest.fixture(params=["calm", "reordered-1", "reordered-2", "reordered-3", "tcp"])
-def site(request: pytest.FixtureRequest) -> Iterator[Site]:
-    if request.param == "tcp":
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where a test's processes live, and when the prefiller's pages travel."""
+
+    transfer: Transfer = "layers"
+    seed: int | None = 0  # of the loopback network; None: over tcp
+    faults: Faults = CALM
+
+
+IN_MEMORY = {
+    "calm": Setting(),
+    "reordered-1": Setting(seed=1, faults=EVERY_DAY),
+    "reordered-2": Setting(seed=2, faults=EVERY_DAY),
+    "reordered-3": Setting(seed=3, faults=EVERY_DAY),
+    "whole-calm": Setting(transfer="whole"),
+    "whole-reordered-1": Setting(transfer="whole", seed=1, faults=EVERY_DAY),
+    "whole-reordered-2": Setting(transfer="whole", seed=2, faults=EVERY_DAY),
+}
+OVER_TCP = {"tcp": Setting(seed=None), "whole-tcp": Setting(transfer="whole", seed=None)}
+SETTINGS = IN_MEMORY | OVER_TCP
+
+
+@pytest.fixture
+def site(setting: str) -> Iterator[Site]:
+    chosen = SETTINGS[setting]
+    if chosen.seed is None:
         real = TcpSite()
         yield real
         real.close()
     else:
-        kind, _, seed = request.param.partition("-")
-        yield LoopbackSite(int(seed or 0), EVERY_DAY if kind == "reordered" else Faults())
+        yield LoopbackSite(chosen.seed, chosen.faults)
 
 
+@pytest.fixture
+def transfer(setting: str) -> Transfer:
+    return SETTINGS[setting].transfer
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_every_byte_of_a_prompt_of_any_length_arrives(length: int, site: Site) -> None:
-    prefiller, decoder, peer = pair(site)
+def test_every_byte_of_a_prompt_of_any_length_arrives(length: int, site: Site, transfer: Transfer) -> None:
+    prefiller, decoder, peer = pair(site, transfer=transfer)
     serve(decoder, prefiller, peer, "a", tokens(length))
     everything_is_back(prefiller, decoder)
 
 
+@pytest.mark.parametrize("setting", [*IN_MEMORY, "tcp"])  # tcp takes most of the time, and knows nothing of hits
 @pytest.mark.parametrize("prefiller_has", [0, PAGE, 5 * PAGE, 7 * PAGE + 1, 8 * PAGE])
 @pytest.mark.parametrize("decoder_has", [0, PAGE, 5 * PAGE, 7 * PAGE + 1, 8 * PAGE])
 @pytest.mark.parametrize("length", [8 * PAGE, 8 * PAGE + 1, 8 * PAGE + 3])
 def test_hits_on_either_side_are_used_and_never_sent_wrong(
-    length: int, decoder_has: int, prefiller_has: int, site: Site
+    length: int, decoder_has: int, prefiller_has: int, site: Site, transfer: Transfer
 ) -> None:
-    prefiller, decoder, peer = pair(site)
+    prefiller, decoder, peer = pair(site, transfer=transfer)
     other = DecoderProcess(site, decoder.model.layout)
     other_peer = greet(other, prefiller)
     prompt = tokens(length)

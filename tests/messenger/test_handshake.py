@@ -11,13 +11,12 @@ from kv_world import DecoderProcess, LoopbackSite, PrefillerProcess, greet, pair
 from puppet import PuppetDecoder, PuppetPrefiller
 from test_hello import DIFFERENCES
 
-from headrace.errors import InputError
-from headrace.fabric.interface import Descriptor
-from headrace.messenger.hello import Role
+from headrace.errors import FabricError, InputError
+from headrace.fabric.interface import Descriptor, PeerId
 from headrace.messenger.known_decoders import FORGET_REFUSED_S
 from headrace.messenger.known_prefillers import LONGEST_REPEAT_S
 from headrace.messenger.outcomes import PeerReady, PeerRefused
-from headrace.protocol.messages import Hello, HelloRefused, encode
+from headrace.protocol.messages import FabricRole, Hello, HelloRefused, encode
 from headrace.testing import Faults
 
 LOSSES = Faults(lose_message=1.0)
@@ -204,7 +203,9 @@ def test_a_long_difference_is_told_as_far_as_a_text_goes(
 
 @pytest.mark.parametrize("role", ["prefiller", "decoder"])
 @pytest.mark.parametrize("num_ranks", [0, 2])
-def test_an_instance_of_several_ranks_is_refused_at_its_start(role: Role, num_ranks: int, site: LoopbackSite) -> None:
+def test_an_instance_of_several_ranks_is_refused_at_its_start(
+    role: FabricRole, num_ranks: int, site: LoopbackSite
+) -> None:
     made = PrefillerProcess(site, pool_layout(4)) if role == "prefiller" else DecoderProcess(site, pool_layout(4))
     parts: dict[str, Any] = {"fabric": made.fabric, "pages": made.pool, "memory": made.memory}
     parts["identity"] = replace(made.identity, num_ranks=num_ranks)
@@ -350,6 +351,76 @@ def test_a_handshake_survives_most_messages_lost_doubled_and_out_of_order(seed: 
     assert decoder.messenger.is_ready(peer)
     assert [type(outcome) for outcome in decoder.outcomes] == [PeerReady]
     assert list(prefiller.decoders) == [decoder.identity.uuid]
+
+
+# ---- granted ---------------------------------------------------------------------------------------------------
+
+
+class Refusing:
+    """A fabric's `grant` that fails as often as it is told to."""
+
+    def __init__(self, process: DecoderProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_failures = 1
+        self._grant = process.fabric.grant
+        monkeypatch.setattr(process.fabric, "grant", self.grant)
+
+    def grant(self, peer: PeerId) -> Descriptor:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise FabricError("fi_mr_regattr", 12, "Cannot allocate memory")
+        return self._grant(peer)
+
+
+def test_a_prefiller_that_cannot_be_granted_access_is_told_and_greeted_when_that_is_asked_for_again(
+    site: LoopbackSite, prefiller: PrefillerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = DecoderProcess(site, pool_layout(10))
+    Refusing(decoder, monkeypatch)
+    with pytest.raises(FabricError, match="Cannot allocate memory"):
+        decoder.messenger.greet(prefiller.fabric.address, site.now)
+    assert decoder.messenger.next_due() is None, "it waits for the answer to a Hello that was not said"
+    site.settle(prefiller, decoder)
+    assert (prefiller.decoders, decoder.outcomes) == ({}, [])
+    peer = greet(decoder, prefiller)
+    assert decoder.messenger.is_ready(peer)
+    assert num_peers(decoder) == 1
+
+
+def test_a_prefiller_that_was_refused_and_then_cannot_be_granted_access_is_not_asked_with_an_old_hello(
+    site: LoopbackSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, other = DecoderProcess(site, pool_layout(10)), PuppetPrefiller(site, pool_layout(16))
+    peer = decoder.messenger.greet(other.fabric.address, site.now)
+    site.settle(decoder)
+    asked = other.meet()
+    other.say(other.peer, other.hello(asked.epoch, fingerprint="another"))
+    site.settle(decoder)
+    Refusing(decoder, monkeypatch)
+    with pytest.raises(FabricError):
+        decoder.messenger.greet(other.fabric.address, site.now)
+    assert decoder.messenger.next_due() is None
+    other.say(other.peer, other.hello(2))  # though it was not asked
+    site.settle(decoder)
+    assert not decoder.messenger.is_ready(peer)
+    assert decoder.messenger.greet(other.fabric.address, site.now) == peer
+    site.settle(decoder)
+    assert [hello.epoch for hello in other.heard(Hello)] == [1, 3]
+    other.answer()
+    site.settle(decoder)
+    assert decoder.messenger.is_ready(peer)
+
+
+def test_a_prefiller_that_cannot_be_granted_access_anew_after_its_revoke_gets_no_ticket(
+    site: LoopbackSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefiller, decoder, peer = pair(site)
+    Refusing(decoder, monkeypatch)
+    with pytest.raises(FabricError):
+        decoder.messenger.peer_hung(peer, site.now)
+    assert not decoder.messenger.is_ready(peer)
+    assert decoder.messenger.next_due() is None
+    assert greet(decoder, prefiller) == peer
+    assert [type(outcome) for outcome in decoder.outcomes] == [PeerReady, PeerReady]
 
 
 # ---- nobody leaves a trace -------------------------------------------------------------------------------------

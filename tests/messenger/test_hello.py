@@ -8,12 +8,12 @@ from kv_world import KV, pool_layout
 from puppet import changed
 
 from headrace.errors import HandshakeRefused, InputError
-from headrace.messenger.hello import Identity, Role, check_hello, process_of
+from headrace.messenger.hello import Identity, check_hello, process_of
 from headrace.messenger.process import ProcessName
-from headrace.protocol.messages import PROTOCOL_VERSION, Hello, decode, encode
+from headrace.protocol.messages import PROTOCOL_VERSION, FabricRole, Hello, decode, encode
 
 
-def identity(role: Role, num_pages: int = 8) -> Identity:
+def identity(role: FabricRole, num_pages: int = 8) -> Identity:
     return Identity(
         uuid="0123456789abcdef" * 2,
         role=role,
@@ -36,7 +36,7 @@ def test_a_hello_travels_whole_and_names_process_and_epoch() -> None:
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("prefiller", "decoder"), ("decoder", "prefiller")])
-def test_equal_peers_learn_the_pool_of_each_other(ours: Role, theirs: Role) -> None:
+def test_equal_peers_learn_the_pool_of_each_other(ours: FabricRole, theirs: FabricRole) -> None:
     assert check_hello(identity(ours), hello_of(identity(theirs, num_pages=21))) == pool_layout(21)
 
 

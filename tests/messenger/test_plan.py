@@ -203,6 +203,7 @@ def test_every_page_is_sent_once_in_the_step_that_completes_it(
         sent += pages
     obvious = [page for page in range(-(-prefilled // size)) if page * size >= prompt.cached_len]
     assert sorted(sent) == obvious
+    assert list(prompt.sent) == obvious
     assert prompt.num_sent == len(obvious)
     assert prompt.first == obvious[0]
 

@@ -7,7 +7,8 @@ from prefiller_pair import EXPECTED, LATE, PAGE, PROMPT, Pair
 from puppet import changed
 
 from headrace.messenger.leases import UNUSED_LEASE_S
-from headrace.protocol.messages import Granted, Refused, Reserve, TicketClosed, Tier, Wait
+from headrace.protocol.control import Granted, Reserve, Wait
+from headrace.protocol.messages import Refused, TicketClosed, Tier
 
 
 @pytest.fixture

@@ -10,9 +10,14 @@ from headrace.protocol.messages import CancelAck, Failed, Refused, TicketClosed
 from headrace.testing import Faults
 
 
+@pytest.fixture(params=["layers", "whole"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return Pair(transfer=request.param)
+
+
 @pytest.fixture
-def pair() -> Pair:
-    return Pair()
+def pair_by_layers() -> Pair:
+    return Pair(transfer="layers")
 
 
 # ---- moments of a ticket's life --------------------------------------------------------------------------------
@@ -53,6 +58,14 @@ POSTED: dict[Moment, int] = {
     moment_all_posted: EXPECTED,
     moment_closed: EXPECTED,
 }
+"""What is posted by then, layer by layer. Whole, it is nothing before the last step is committed, then everything."""
+
+
+def num_posted(moment: Moment, pair: Pair) -> int:
+    is_committed = moment in (moment_all_posted, moment_closed)
+    return POSTED[moment] if pair.transfer == "layers" or is_committed else 0
+
+
 at_every_moment = pytest.mark.parametrize("moment", POSTED, ids=lambda moment: moment.__name__)
 
 
@@ -70,8 +83,8 @@ def test_a_cancel_is_answered_alike_as_often_as_it_is_repeated_and_nothing_follo
     pair.decoder.cancel(message.ticket)
     pair.settle()
     acknowledged = [(ack.ticket, ack.num_posted, ack.num_unknown) for ack in pair.decoder.heard(CancelAck)]
-    assert acknowledged == [(message.ticket, POSTED[moment], 0)] * 3
-    assert pair.decoder.num_arrivals(message.ticket) == POSTED[moment]
+    assert acknowledged == [(message.ticket, num_posted(moment, pair), 0)] * 3
+    assert pair.decoder.num_arrivals(message.ticket) == num_posted(moment, pair)
     assert pair.decoder.heard(Failed) == []
     pair.everything_is_back()
 
@@ -110,7 +123,7 @@ def test_a_copy_of_a_prefill_after_its_cancel_is_answered_as_the_cancel_was(mome
     assert pair.decoder.heard(CancelAck) == [ack] * 3
     assert len(pair.decoder.heard(TicketClosed)) == told
     assert pair.num_accepted == 1
-    assert pair.decoder.num_arrivals(message.ticket) == ack.num_posted == POSTED[moment]
+    assert pair.decoder.num_arrivals(message.ticket) == ack.num_posted == num_posted(moment, pair)
     pair.everything_is_back()
 
 
@@ -148,7 +161,7 @@ def test_a_copy_of_a_prefill_of_an_older_epoch_says_nothing_of_what_was_and_is_n
     assert {refused.reason for refused in pair.decoder.heard(Refused)} <= {"stale"}
     assert pair.decoder.heard(Refused)[-1].ticket == message.ticket
     assert pair.num_accepted == 1
-    assert pair.decoder.num_arrivals(message.ticket) == POSTED[moment]
+    assert pair.decoder.num_arrivals(message.ticket) == num_posted(moment, pair)
     pair.everything_is_back()
 
 
@@ -163,7 +176,7 @@ def test_a_job_that_the_engine_gives_up_fails_with_what_was_posted_and_why(momen
     pair.settle()
     [failed] = pair.decoder.heard(Failed)
     assert (failed.ticket, failed.reason) == (message.ticket, "it drains")
-    assert failed.num_posted == pair.decoder.num_arrivals(message.ticket) == POSTED[moment]
+    assert failed.num_posted == pair.decoder.num_arrivals(message.ticket) == num_posted(moment, pair)
     pair.everything_is_back()
 
 
@@ -214,7 +227,7 @@ def test_a_newer_epoch_ends_the_tickets_of_the_older_without_a_word_and_serves_n
     pair.deliver()
     pair.compute_everything()
     pair.settle()
-    assert pair.decoder.num_arrivals(old.ticket) == POSTED[moment]
+    assert pair.decoder.num_arrivals(old.ticket) == num_posted(moment, pair)
     assert pair.decoder.heard(Failed) == []
     assert len(pair.decoder.heard(TicketClosed)) == told
     pair.everything_is_back()
@@ -254,9 +267,9 @@ def test_at_its_deadline_a_ticket_fails_with_what_was_posted(moment: Moment, pai
     pair.compute_everything()
     pair.settle()
     [failed] = pair.decoder.heard(Failed)
-    assert (failed.ticket, failed.num_posted) == (message.ticket, POSTED[moment])
+    assert (failed.ticket, failed.num_posted) == (message.ticket, num_posted(moment, pair))
     assert "deadline" in failed.reason
-    assert pair.decoder.num_arrivals(message.ticket) == POSTED[moment]
+    assert pair.decoder.num_arrivals(message.ticket) == num_posted(moment, pair)
     pair.everything_is_back()
 
 
@@ -273,13 +286,15 @@ def test_a_step_that_fails_in_the_middle_posts_its_computed_layers_and_no_more(
     pair.prefiller.fabric.raise_layers(100 * 1024)
     pair.settle()
     [failed] = pair.decoder.heard(Failed)
-    assert failed.num_posted == steps_before * 2 * LAYERS + layers * 2
+    by_layers = steps_before * 2 * LAYERS + layers * 2
+    assert failed.num_posted == (by_layers if pair.transfer == "layers" else 0)
     assert (failed.num_unknown, failed.reason) == (0, "the step failed")
     assert pair.decoder.num_arrivals(message.ticket) == failed.num_posted
     pair.everything_is_back()
 
 
-def test_a_step_that_fails_after_its_last_write_takes_nothing_back(pair: Pair) -> None:
+def test_a_step_that_fails_after_its_last_write_takes_nothing_back(pair_by_layers: Pair) -> None:
+    pair = pair_by_layers
     message = pair.ask()
     moment_last_step_computed(pair)
     pair.prefiller.end_step(fail=True)
@@ -287,6 +302,25 @@ def test_a_step_that_fails_after_its_last_write_takes_nothing_back(pair: Pair) -
     assert [closed.num_posted for closed in pair.decoder.heard(TicketClosed)] == [EXPECTED]
     assert pair.decoder.heard(Failed) == []
     assert pair.decoder.num_arrivals(message.ticket) == EXPECTED
+    pair.everything_is_back()
+
+
+@pytest.mark.parametrize(("least", "posted"), [(0, 0), (1, 32), (33, 46)])
+def test_a_whole_list_that_is_closed_half_posted_tells_how_far_it_came(least: int, posted: int) -> None:
+    """Everything is posted at once, but in turns of the owner: the deadline comes between two of them."""
+    pair = Pair(transfer="whole")
+    message = pair.ask(tuple(range(60)), remaining_s=1.0)
+    while pair.prefiller.begin_step():
+        while pair.prefiller.compute_layer():
+            pass
+        pair.prefiller.end_step()
+    while pair.prefiller.fabric.statistics().num_writes_posted < least:
+        pair.site.network.step()
+    assert pair.num_held == 15
+    pair.site.network.advance(1.0)
+    pair.settle()
+    [failed] = pair.decoder.heard(Failed)
+    assert failed.num_posted == pair.decoder.num_arrivals(message.ticket) == posted
     pair.everything_is_back()
 
 

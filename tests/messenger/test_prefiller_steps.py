@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 from kv_world import pool_layout
-from prefiller_pair import EXPECTED, LAYERS, Pair
+from prefiller_pair import EXPECTED, LATE, LAYERS, PROMPT, Pair
 from puppet import PuppetDecoder
 
 from headrace.errors import InputError
-from headrace.messenger.jobs import Chunk
-from headrace.protocol.messages import Failed, Ticket, TicketClosed
+from headrace.messenger.jobs import Chunk, PrefillerOptions, Transfer
+from headrace.protocol.messages import CancelAck, Failed, Ticket, TicketClosed
 
 
 @pytest.fixture
@@ -112,6 +112,135 @@ def test_pages_of_a_failed_step_are_not_indexed(pair: Pair) -> None:
     pair.prefiller.end_step(fail=True)
     pair.settle()
     assert pair.prefiller.pool.statistics().num_indexed == 0
+    pair.everything_is_back()
+
+
+# ---- whole -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole() -> Pair:
+    return Pair(transfer="whole")
+
+
+def test_whole_nothing_is_sent_before_the_last_step_is_committed_and_then_everything(whole: Pair) -> None:
+    message = whole.ask()
+    whole.step()
+    whole.step(end=False)
+    assert whole.decoder.num_arrivals(message.ticket) == 0
+    whole.prefiller.end_step()
+    whole.settle()
+    assert [closed.num_posted for closed in whole.decoder.heard(TicketClosed)] == [EXPECTED]
+    assert whole.decoder.num_arrivals(message.ticket) == EXPECTED
+    whole.everything_is_back()
+
+
+def test_whole_what_the_prefiller_has_of_a_prompt_waits_for_the_rest_of_it(whole: Pair) -> None:
+    whole.ask(tuple(range(9)))
+    whole.compute_everything()
+    again = whole.ask(tuple(range(14)), request_id="b")
+    [prompt] = whole.prefiller.prompts.values()
+    assert prompt.job.cached_len == 8
+    whole.step(end=False)
+    assert whole.decoder.num_arrivals(again.ticket) == 0
+    whole.prefiller.end_step()
+    whole.settle()
+    assert whole.decoder.num_arrivals(again.ticket) == EXPECTED
+    whole.everything_is_back()
+
+
+def test_whole_a_prompt_that_the_prefiller_has_is_sent_without_a_step(whole: Pair) -> None:
+    prompt = tuple(range(13))
+    whole.ask(prompt)
+    whole.compute_everything()
+    again = whole.ask(prompt, request_id="b")
+    assert whole.prefiller.prompts == {}
+    whole.settle()
+    assert whole.decoder.num_arrivals(again.ticket) == 3 * LAYERS + 1
+    assert [closed.ticket for closed in whole.decoder.heard(TicketClosed)][-1] == again.ticket
+    whole.everything_is_back()
+
+
+def test_whole_each_prompt_of_a_step_is_sent_when_its_own_last_chunk_is_committed(whole: Pair) -> None:
+    short, long = whole.ask(tuple(range(5))), whole.ask(tuple(range(50, 60)), request_id="b")
+    whole.step()  # all of the one, and a part of the other
+    assert whole.decoder.num_arrivals(short.ticket) == LAYERS + 1
+    assert whole.decoder.num_arrivals(long.ticket) == 0
+    whole.step()
+    whole.settle()
+    assert whole.decoder.num_arrivals(long.ticket) == 3 * LAYERS + 1
+    assert {closed.ticket for closed in whole.decoder.heard(TicketClosed)} == {short.ticket, long.ticket}
+    whole.everything_is_back()
+
+
+def test_whole_a_prompt_that_was_cancelled_in_its_last_step_is_not_sent_and_its_neighbour_is(whole: Pair) -> None:
+    gone, stays = whole.ask(tuple(range(5))), whole.ask(tuple(range(50, 54)), request_id="b")
+    whole.step(end=False)
+    whole.decoder.cancel(gone.ticket)
+    whole.deliver()
+    whole.prefiller.end_step()
+    whole.settle()
+    assert [(ack.ticket, ack.num_posted) for ack in whole.decoder.heard(CancelAck)] == [(gone.ticket, 0)]
+    assert whole.decoder.num_arrivals(gone.ticket) == 0
+    assert whole.decoder.num_arrivals(stays.ticket) == LAYERS + 1
+    whole.everything_is_back()
+
+
+def test_whole_pages_are_kept_until_they_are_written(whole: Pair) -> None:
+    whole.site.network.faults = LATE
+    message = whole.ask()
+    whole.compute_everything()
+    whole.deliver()
+    assert whole.decoder.num_arrivals(message.ticket) == EXPECTED
+    statistics = whole.prefiller.messenger.statistics()
+    assert (whole.num_held, statistics.num_held_pages, statistics.num_leased_tokens) == (4, 4, 0)
+    whole.settle()
+    whole.everything_is_back()
+
+
+def test_whole_no_step_has_a_program(whole: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit_program(*_: object) -> None:
+        pytest.fail("a layer would be sent as soon as it is computed")
+
+    monkeypatch.setattr(whole.prefiller.fabric, "submit_program", submit_program)
+    whole.ask()
+    whole.compute_everything()
+    whole.settle()
+    assert len(whole.decoder.heard(TicketClosed)) == 1
+
+
+def test_there_is_no_third_way_to_transfer() -> None:
+    with pytest.raises(InputError, match="must be one of layers, whole, is 'half'") as refusal:
+        PrefillerOptions(transfer="half")  # type: ignore[arg-type]
+    assert refusal.value.field == "transfer"
+
+
+# ---- the end of a process --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transfer", ["layers", "whole"])
+def test_a_role_that_ends_fails_its_step_and_then_every_job_that_it_was_given(transfer: Transfer) -> None:
+    """Outcomes are drained first: a job that nobody took from there would be nobody's to fail."""
+    pair = Pair(transfer=transfer)
+    sent = pair.ask(tuple(range(5)))
+    pair.compute_everything()
+    running = pair.ask(tuple(range(20, 34)), request_id="b")
+    waiting = pair.ask(tuple(range(40, 54)), request_id="c")
+    pair.step(1, end=False)
+    not_told = pair.decoder.prefill(PROMPT, pair.prefiller.lease("d", 14) or "", request_id="d")
+    pair.decoder.say(pair.decoder.peer, not_told)
+    while pair.site.network.step():
+        pass
+    pair.prefiller.turn()
+    pair.prefiller.end_step(fail=True)
+    for ticket in list(pair.prefiller.prompts):
+        pair.prefiller.messenger.fail_job(ticket, "it drains", pair.site.now)
+    pair.settle()
+    failed = {told.ticket: told.num_posted for told in pair.decoder.heard(Failed)}
+    assert failed.keys() == {running.ticket, waiting.ticket, not_told.ticket}
+    assert failed == {ticket: pair.decoder.num_arrivals(ticket) for ticket in failed}
+    assert [closed.ticket for closed in pair.decoder.heard(TicketClosed)] == [sent.ticket]
+    assert pair.prefiller.prompts == {}
     pair.everything_is_back()
 
 

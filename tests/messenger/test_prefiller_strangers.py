@@ -7,7 +7,8 @@ from puppet import PuppetDecoder
 
 from headrace.fabric.interface import IMM_SLOT_BITS
 from headrace.messenger.slots import NUM_GENERATIONS
-from headrace.protocol.messages import Cancel, CancelAck, Refused, Reserve, Ticket, encode
+from headrace.protocol.control import Reserve, encode_control
+from headrace.protocol.messages import Cancel, CancelAck, Refused, Ticket, encode
 
 
 @pytest.fixture
@@ -110,7 +111,8 @@ def test_messages_from_strangers_about_others_tickets_or_of_no_sense_are_dropped
     stranger.say(stranger.peer, stranger.prefill(PROMPT, "1"))
     other.say(other.peer, b"\xc1 no message")
     other.say(other.peer, encode(CancelAck(sender="0" * 32, ticket=message.ticket, num_posted=0, num_unknown=0)))
-    other.say(other.peer, Reserve(sender="0" * 32, request_id="x", num_tokens=1, tier="flex", remaining_s=1.0))
+    reserve = Reserve(sender="0" * 32, request_id="x", num_tokens=1, tier="flex", remaining_s=1.0)
+    other.say(other.peer, encode_control(reserve))  # of the gateways' socket, not of the fabric
     pair.compute_everything()
     pair.settle()
     assert pair.prefiller.messenger.statistics().num_strange_messages == 6

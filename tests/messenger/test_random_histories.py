@@ -32,11 +32,13 @@ assert NUM_HISTORIES >= BLOCK, "HEADRACE_HISTORIES must be at least 250"
 def test_every_history_ends_with_everything_given_back_and_everybody_answered(block: int) -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        for process in run_history(seed).decoders:
+        history = run_history(seed)
+        for process in history.decoders:
             statistics = process.messenger.statistics()
-            outcomes.update(statistics.num_failed, ready=statistics.num_ready)
+            outcomes.update(statistics.num_failed, **{history.transfer: statistics.num_ready})
     # What a block must have seen, or it has shown nothing.
-    assert outcomes["ready"] > BLOCK / 2
+    assert outcomes["layers"] > BLOCK / 2
+    assert outcomes["whole"] > BLOCK / 8
     assert all(outcomes[reason] for reason in ("cancelled", "deadline", "refused", "failed", "peer_lost", "revoked"))
 
 

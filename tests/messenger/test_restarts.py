@@ -27,7 +27,7 @@ from headrace.kvcache.layout import PoolLayout
 from headrace.kvcache.memory import PoolMemory
 from headrace.messenger.aux import AuxHeader
 from headrace.messenger.outcomes import PeerReady, Ready, TicketFailed
-from headrace.protocol.messages import HelloRefused, Refused, TicketClosed
+from headrace.protocol.messages import Hello, HelloRefused, Refused, TicketClosed, encode
 from headrace.testing import LoopbackFabric
 
 PROMPT = tuple(range(100, 114))
@@ -146,6 +146,42 @@ def test_a_decoder_started_anew_with_another_model_is_refused_and_the_one_before
     assert (pair.num_held, pair.prefiller.prompts) == (0, {})
     pair.settle()
     pair.everything_is_back()
+
+
+def test_a_hello_of_the_one_before_that_comes_late_does_not_displace_the_decoder_at_its_address() -> None:
+    pair = Pair()
+    pair.decoder.epoch += 1
+    late = encode(pair.decoder.hello(started=7))
+    old, pair.decoder = pair.decoder, PuppetDecoder(pair.site, pool_layout(60), pair.prefiller.fabric.address)
+    pair.site.network.kill(old.fabric)
+    take_over(pair.site, old.fabric.address, pair.decoder.fabric)
+    pair.decoder.epoch = 1
+    pair.decoder.say(pair.decoder.peer, pair.decoder.hello(started=8))
+    pair.deliver()
+    message = pair.ask(request_id="new")
+    pair.step()
+    pair.decoder.say(pair.decoder.peer, late)
+    pair.deliver()
+    assert pair.prefiller.messenger.statistics().num_strange_messages == 1
+    pair.compute_everything()
+    pair.settle()
+    assert [closed.ticket for closed in pair.decoder.heard(TicketClosed)] == [message.ticket]
+    assert pair.prefiller.fabric.statistics().num_peers_now == 1
+    pair.everything_is_back()
+
+
+def test_a_decoder_after_a_reboot_replaces_the_one_before_though_its_ticks_begin_anew() -> None:
+    pair = Pair()
+    for host, started in (("one boot", 7), ("the next boot", 3)):
+        old, pair.decoder = pair.decoder, PuppetDecoder(pair.site, pool_layout(60), pair.prefiller.fabric.address)
+        pair.site.network.kill(old.fabric)
+        take_over(pair.site, old.fabric.address, pair.decoder.fabric)
+        pair.decoder.epoch = 1
+        pair.decoder.say(pair.decoder.peer, pair.decoder.hello(host=host, started=started))
+        pair.deliver()
+        assert len(pair.decoder.heard(Hello)) == 1
+    assert pair.prefiller.messenger.statistics().num_strange_messages == 0
+    assert pair.prefiller.fabric.statistics().num_peers_now == 1
 
 
 # ---- another prefiller at the address --------------------------------------------------------------------------

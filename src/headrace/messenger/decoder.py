@@ -266,6 +266,7 @@ class DecoderMessenger:
         happened = life.reached(arrivals=event.arrivals, target=entry.target)
         if happened is DecoderEvent.REACHED:
             entry.num_posted = event.arrivals
+            entry.landed_at = min(event.at_ns / 1e9, self._now)  # the fabric's clock is that of `now`, but rounded
         self._fail(entry, happened, "fault", f"{event.arrivals} writes arrived, {entry.target} were posted")
 
     def _on_digests(self, event: DigestsReady) -> None:
@@ -364,8 +365,14 @@ class DecoderMessenger:
     def _answer_ready(self, entry: Entry) -> None:
         self._counts["ready"] += 1
         request = entry.landing.request
-        cached_len = max(request.cached_len, entry.cached_len)
-        self._outcomes.append(Ready(request_id=request.request_id, imm=entry.imm, cached_len=cached_len))
+        self._outcomes.append(
+            Ready(
+                request_id=request.request_id,
+                imm=entry.imm,
+                cached_len=max(request.cached_len, entry.cached_len),
+                landed_at=entry.landed_at,
+            )
+        )
 
     def _answer_failed(self, entry: Entry) -> None:
         failure = entry.failure

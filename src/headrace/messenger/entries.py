@@ -62,6 +62,7 @@ class Entry:
     patience_at: float | None = None
     digest: DigestId | None = None
     cached_len: int = 0  # of the header
+    landed_at: float = 0.0  # when the counter reached its target
     failure: Failure = Failure("fault", "")
 
     @property

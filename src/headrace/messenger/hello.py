@@ -2,18 +2,15 @@
 
 import secrets
 from dataclasses import dataclass
-from typing import Literal
 
 from headrace.errors import HandshakeRefused, InputError
 from headrace.kvcache.layout import PoolLayout
 from headrace.messenger.plan import Sharding
 from headrace.messenger.process import ProcessName
-from headrace.protocol.messages import MAX_NAME, PROTOCOL_VERSION, Hello, PoolShape, is_name
+from headrace.protocol.messages import MAX_NAME, PROTOCOL_VERSION, FabricRole, Hello, PoolShape, is_name
 
 LAYOUT = "HND-KV"
 """[num_pages, num_kv_heads, 2, page_size, head_dim] per layer: K and V of a head adjacent (DESIGN section 3)."""
-
-Role = Literal["prefiller", "decoder"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +18,7 @@ class Identity:
     """One process. The uuid is drawn at its start: a restarted process is somebody else."""
 
     uuid: str
-    role: Role
+    role: FabricRole
     fingerprint: str
     pool: PoolLayout
     num_ranks: int
@@ -32,7 +29,7 @@ class Identity:
             raise InputError("fingerprint", f"must be at most {MAX_NAME} characters of valid Unicode")
 
     @classmethod
-    def of_this_process(cls, *, role: Role, fingerprint: str, pool: PoolLayout) -> "Identity":
+    def of_this_process(cls, *, role: FabricRole, fingerprint: str, pool: PoolLayout) -> "Identity":
         return cls(
             uuid=secrets.token_hex(16),
             role=role,
@@ -86,7 +83,7 @@ def process_of(hello: Hello) -> ProcessName:
 def check_hello(ours: Identity, theirs: Hello) -> PoolLayout:
     """-> the peer's pool. Raises HandshakeRefused naming the first field that differs."""
     kv, shape = ours.pool.kv, theirs.pool
-    other_role: Role = "decoder" if ours.role == "prefiller" else "prefiller"
+    other_role: FabricRole = "decoder" if ours.role == "prefiller" else "prefiller"
     must_be_equal: tuple[tuple[str, object, object], ...] = (
         ("protocol", PROTOCOL_VERSION, theirs.protocol),
         ("role", other_role, theirs.role),

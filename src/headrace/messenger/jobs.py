@@ -4,7 +4,9 @@ Owns nothing: `prefiller` keeps them in its tables and alone changes them.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
+from headrace.errors import InputError
 from headrace.fabric.interface import TransferId
 from headrace.messenger.known_decoders import Decoder, Tombstone
 from headrace.messenger.life import PrefillerState
@@ -13,6 +15,10 @@ from headrace.protocol.messages import CancelAck, Failed, Refused, Ticket, Ticke
 
 HOLDING = (PrefillerState.SENDING, PrefillerState.DRAINING)
 """The engine is through with the pages and only the decoder's slowness keeps them."""
+
+Transfer = Literal["layers", "whole"]
+"""When a prompt's pages travel: "layers" in the step that completes them, each layer as soon as it is computed; "whole"
+all at once when the last chunk is computed, as systems do that transfer after the prefill: the baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +30,11 @@ class PrefillerOptions:
     reserve_tokens: int = 256
     held_share: float = 1 / 3
     retry_after_s: float = 0.5
+    transfer: Transfer = "layers"
+
+    def __post_init__(self) -> None:
+        if self.transfer not in get_args(Transfer):
+            raise InputError("transfer", f"must be one of {', '.join(get_args(Transfer))}, is {self.transfer!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from headrace.kvcache.layout import PoolLayout
 from headrace.messenger.hello import Identity, check_hello, process_of
 from headrace.messenger.outcomes import PeerReady, PeerRefused
 from headrace.messenger.plan import Destination, Sharding, plan_transfer
+from headrace.messenger.process import ProcessName
 from headrace.messenger.slots import generation_of, is_newer, slot_of
 from headrace.protocol.messages import Hello, HelloRefused, Ticket, clipped, encode
 
@@ -39,6 +40,7 @@ class Decoder:
     address: bytes
     epoch: int
     destination: Destination
+    process: ProcessName
     tombstones: dict[int, Tombstone] = field(default_factory=dict)  # by slot, of this epoch
 
     def is_new(self, ticket: Ticket) -> bool:
@@ -80,9 +82,14 @@ class KnownDecoders:
         return next((decoder for decoder in self._by_uuid.values() if decoder.peer == peer), None)
 
     def replaced_by(self, hello: Hello) -> Decoder | None:
-        """The decoder whose address the sender has now: where a site fixes its ports, it was started anew."""
-        at_address = (decoder for decoder in self._by_uuid.values() if decoder.address == hello.address)
-        return next((decoder for decoder in at_address if decoder.uuid != hello.sender), None)
+        """The decoder whose address the sender has now: where a site fixes its ports, it was started anew. None too
+        when the sender started before it: then this Hello is late, and its sender is the one that was replaced."""
+        sender = process_of(hello)
+        for decoder in self._by_uuid.values():
+            if decoder.address == hello.address and decoder.uuid != hello.sender:
+                is_late = sender.host == decoder.process.host and sender.started < decoder.process.started
+                return None if is_late else decoder
+        return None
 
     def on_hello(self, hello: Hello, now: float) -> tuple[Decoder, PeerReady] | PeerRefused | None:
         """A Hello of a new decoder, or of a new epoch, is adopted and answered: (decoder, PeerReady). A repeated one
@@ -105,13 +112,18 @@ class KnownDecoders:
         destination = self._destination(hello, pool)
         if known is None:
             known = self._by_uuid[hello.sender] = Decoder(
-                peer=peer, uuid=hello.sender, address=hello.address, epoch=hello.epoch, destination=destination
+                peer=peer,
+                uuid=hello.sender,
+                address=hello.address,
+                epoch=hello.epoch,
+                destination=destination,
+                process=process_of(hello),
             )
         known.epoch = hello.epoch
         known.destination = destination
         known.tombstones.clear()
         self._answer(known)
-        return known, PeerReady(peer=known.peer, uuid=known.uuid, process=process_of(hello))
+        return known, PeerReady(peer=known.peer, uuid=known.uuid, process=known.process)
 
     def _peer_of(self, hello: Hello, known: Decoder | None) -> PeerId:
         if known is not None:

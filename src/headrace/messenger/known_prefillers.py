@@ -30,7 +30,7 @@ class Prefiller:
     address: bytes
     epoch: int = 0
     hello: bytes = b""  # of this epoch, as sent
-    state: Literal["greeting", "ready", "refused"] = "greeting"
+    state: Literal["silent", "greeting", "ready", "refused"] = "silent"  # silent: it could not be granted access
     uuid: str | None = None
     plan: TransferPlan | None = None
     repeat_at: float = 0.0
@@ -45,25 +45,26 @@ class KnownPrefillers:
 
     def greet(self, address: bytes, now: float) -> PeerId:
         """Begin the handshake with the prefiller at this fabric address. Idempotent, but for one that was refused:
-        it may have been started anew, rightly this time, so it is asked again."""
+        it may have been started anew, rightly this time, so it is asked again. Raises FabricError, and may be called
+        again, when the prefiller cannot be granted access."""
         known = self._by_address(address)
         if known is None:
             known = Prefiller(peer=self._fabric.add_peer(address), address=address)
             self._by_peer[known.peer] = known
-            self._open_epoch(known, now)
-        elif known.state == "refused":
+        if known.state in ("silent", "refused"):
             self._open_epoch(known, now)
         return known.peer
 
     def _open_epoch(self, prefiller: Prefiller, now: float) -> None:
-        prefiller.state = "greeting"  # whatever comes: no ticket is opened before this epoch's Hello is answered
+        prefiller.state = "silent"  # whatever comes: no ticket is opened before this epoch's Hello is answered
         prefiller.epoch += 1
-        prefiller.repeat_after = FIRST_REPEAT_S
-        prefiller.repeat_at = now + FIRST_REPEAT_S
         descriptor = self._fabric.grant(prefiller.peer)
         prefiller.hello = encode(
             self._identity.hello(epoch=prefiller.epoch, address=self._fabric.address, descriptor=descriptor.encode())
         )
+        prefiller.state = "greeting"
+        prefiller.repeat_after = FIRST_REPEAT_S
+        prefiller.repeat_at = now + FIRST_REPEAT_S
         self._fabric.send(prefiller.peer, prefiller.hello)
 
     def answered(self, hello: Hello) -> PeerReady | PeerRefused | None:
@@ -122,7 +123,7 @@ class KnownPrefillers:
 
     def repeat_hellos(self, now: float) -> None:
         for prefiller in self._by_peer.values():
-            if prefiller.state == "greeting" and prefiller.hello and prefiller.repeat_at <= now:
+            if prefiller.state == "greeting" and prefiller.repeat_at <= now:
                 prefiller.repeat_after = min(2 * prefiller.repeat_after, LONGEST_REPEAT_S)
                 prefiller.repeat_at = now + prefiller.repeat_after
                 self._fabric.send(prefiller.peer, prefiller.hello)

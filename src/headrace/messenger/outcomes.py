@@ -14,11 +14,13 @@ FailureReason = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The KV of [h, n-1) is in the request's pages, which are its own again."""
+    """The KV of [h, n-1) is in the request's pages, which are its own again. `landed_at`, on the clock of `now` and
+    never after it, is the end of the transfer: digests and the loop's turns lie between it and this answer."""
 
     request_id: str
     imm: Imm
     cached_len: int  # max(h, p), tokens that nobody computed for this request
+    landed_at: float  # when the last byte did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

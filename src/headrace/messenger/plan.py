@@ -161,6 +161,11 @@ class PromptPages:
         return num_pages_for(self.num_prefilled, self.page_size)
 
     @property
+    def sent(self) -> range:
+        """Page numbers in [h, n-1)."""
+        return range(self.first, self.end)
+
+    @property
     def num_sent(self) -> int:
         return self.end - self.first
 

@@ -10,6 +10,8 @@ this file turns messages, fabric results, steps and timers into its events and c
     commit_step     the step is computed: its whole pages may be hit from now on
     fail_step       it is not: nothing of it is posted any more
     JobDropped      cancelled, failed or revoked: plan no further chunk (drain outcomes before planning a step)
+
+With `transfer` "whole" a ticket's list stays empty until the commit of its last chunk, which posts all of it.
 """
 
 from collections import Counter
@@ -39,18 +41,8 @@ from headrace.messenger.leases import Leases
 from headrace.messenger.life import PREFILLER, PrefillerEffect, PrefillerEvent, PrefillerState
 from headrace.messenger.outcomes import JobDropped, PeerReady, PeerRefused, PrefillerOutcome, PrefillJob
 from headrace.messenger.sources import Refusal, Sources
-from headrace.protocol.messages import (
-    AnyMessage,
-    Cancel,
-    Granted,
-    Hello,
-    Prefill,
-    Reserve,
-    Ticket,
-    Wait,
-    decode,
-    encode,
-)
+from headrace.protocol.control import Granted, Reserve, Wait
+from headrace.protocol.messages import AnyMessage, Cancel, Hello, Prefill, Ticket, decode, encode
 
 
 class PrefillerMessenger:
@@ -110,6 +102,14 @@ class PrefillerMessenger:
             raise InputError("chunk", "must be one for each ticket of a step")
         if step <= self._last_step:
             raise InputError("step", f"must rise, is {step} after {self._last_step}")
+        has_program = self._options.transfer == "layers" and self._submit_program(step, jobs, chunks)
+        self._last_step = step
+        self._steps[step] = Step(tuple(chunks), has_program, jobs)
+        for job in jobs:
+            job.in_step = True
+
+    def _submit_program(self, step: int, jobs: Sequence[Job], chunks: Sequence[Chunk]) -> bool:
+        """-> whether this step sends anything."""
         writes: list[tuple[TransferId, PageWrites]] = []
         last: list[tuple[TransferId, int, LastWrite]] = []
         for job, chunk in zip(jobs, chunks, strict=True):
@@ -120,10 +120,7 @@ class PrefillerMessenger:
                 last.append((job.transfer, self._layout.kv.num_layers, self._sources.last_write(job.source)))
         if writes or last:
             self._fabric.submit_program(step, writes, last)
-        self._last_step = step
-        self._steps[step] = Step(tuple(chunks), bool(writes or last), jobs)
-        for job in jobs:
-            job.in_step = True
+        return bool(writes or last)
 
     def _check_chunk(self, chunk: Chunk) -> Job:
         job = self._jobs.get(chunk.ticket)
@@ -146,7 +143,10 @@ class PrefillerMessenger:
             job.source.computed = chunk.end
             self._sources.index(job.source, chunk.begin, chunk.end)
             self._leases.computed(job.source.message.lease, chunk.end - chunk.begin)
-            if chunk.end == job.source.prompt.num_prefilled or job.state is not PrefillerState.OPEN:
+            is_open, is_last = job.state is PrefillerState.OPEN, chunk.end == job.source.prompt.num_prefilled
+            if is_open and is_last and self._options.transfer == "whole":
+                self._post_whole(job)
+            if is_last or not is_open:
                 self._apply(job, PrefillerEvent.ENGINE_LEFT)
 
     def fail_step(self, step: int, reason: str, now: float) -> None:
@@ -390,7 +390,7 @@ class PrefillerMessenger:
         job.decoder.remember(job.ticket, num_posted=job.num_posted, num_unknown=job.num_unknown, answer=job.answer)
 
     def _open_list(self, job: Job) -> None:
-        """The write list, and on it what needs no step: the pages that the prefix index had."""
+        """The write list, and on it what waits for no step: the pages that the prefix index had."""
         source = job.source
         self._counts["accepted"] += 1
         self._jobs[job.ticket] = job
@@ -398,10 +398,19 @@ class PrefillerMessenger:
             job.decoder.peer, Imm(job.ticket.imm), num_pages=source.prompt.num_sent
         )
         self._of_transfer[job.write_list] = job
-        for writes in self._sources.writes(source, source.prompt.present(source.cached_len)):
-            self._fabric.submit_pages(job.write_list, writes)
         if source.needs_no_step:
-            self._fabric.submit_last(job.write_list, self._sources.last_write(source))
+            self._post_whole(job)
+        elif self._options.transfer == "layers":
+            self._post(job, source.prompt.present(source.cached_len))
+
+    def _post_whole(self, job: Job) -> None:
+        """Everything of the ticket: all of it is computed, and nothing was posted before."""
+        self._post(job, job.source.prompt.sent)
+        self._fabric.submit_last(job.transfer, self._sources.last_write(job.source))
+
+    def _post(self, job: Job, pages: range) -> None:
+        for writes in self._sources.writes(job.source, pages):
+            self._fabric.submit_pages(job.transfer, writes)
 
     def _start_job(self, job: Job) -> None:
         source = job.source

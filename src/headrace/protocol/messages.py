@@ -1,8 +1,9 @@
-"""The messages of PROTOCOL as closed, tagged structs, and their one encoding (msgpack).
+"""The fabric messages of PROTOCOL as closed, tagged structs, and their one encoding (msgpack).
 
-Owns no state; used by every process. A message that does not decode is refused whole: `decode` raises ProtocolFault
-with the field. All of them are idempotent and may arrive in any order. Deadlines travel as remaining seconds, never
-as a time of day. Every message names its sender by the uuid that the process drew at its start.
+Between decoders and prefillers; what these and gateways say to each other is in `control`. Owns no state. A message
+that does not decode is refused whole: `decode` raises ProtocolFault with the field. All of them are idempotent and may
+arrive in any order. Deadlines travel as remaining seconds, never as a time of day. Every message names its sender by
+the uuid that the process drew at its start.
 """
 
 from typing import Annotated, Literal
@@ -13,6 +14,7 @@ from headrace.errors import ProtocolFault
 
 PROTOCOL_VERSION = 1
 
+FabricRole = Literal["prefiller", "decoder"]
 Tier = Literal["interactive", "flex"]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -22,7 +24,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_REMAINING_S)]
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 Blob = Annotated[bytes, msgspec.Meta(max_length=512)]
-Uuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+Uuid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]  # $ would let a newline follow
 Imm32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Ticks = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # 31 bits of clock ticks are 248 days of uptime
 
@@ -58,7 +60,7 @@ class PoolShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Hello(Message, frozen=True, kw_only=True):
     """Both ways. A decoder's opens `epoch` with the descriptor of a fresh grant; a prefiller's answer repeats it."""
 
-    role: Literal["prefiller", "decoder"]
+    role: FabricRole
     protocol: Count
     epoch: Count
     fingerprint: Name  # of the model's weights and configuration
@@ -135,32 +137,7 @@ class TicketClosed(Message, frozen=True, kw_only=True):
     num_posted: Count
 
 
-class Reserve(Message, frozen=True, kw_only=True):
-    """gateway -> prefiller: a lease for a prompt of num_tokens."""
-
-    request_id: Name
-    num_tokens: Positive
-    tier: Tier
-    remaining_s: Seconds
-
-
-class Granted(Message, frozen=True, kw_only=True):
-    """prefiller -> gateway."""
-
-    request_id: Name
-    lease: Name
-
-
-class Wait(Message, frozen=True, kw_only=True):
-    """prefiller -> gateway: no room now; ask again later."""
-
-    request_id: Name
-    num_queued_tokens: Count
-
-
-AnyMessage = (
-    Hello | HelloRefused | Prefill | Cancel | Refused | Failed | CancelAck | TicketClosed | Reserve | Granted | Wait
-)
+AnyMessage = Hello | HelloRefused | Prefill | Cancel | Refused | Failed | CancelAck | TicketClosed
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
