@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from headrace.model.builtin import ensure_builtin
+from headrace.model.progress import no_progress
+
 # Two cores are shared with whatever else runs: a slow example is no finding. CI repeats its examples exactly.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("house-ci", settings.get_profile("house"), derandomize=True)
@@ -36,3 +39,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The directory of the built-in model, fetched at first."""
+    return ensure_builtin(no_progress)

@@ -1,0 +1,137 @@
+"""Which token comes next, given the logits: DESIGN 5.7. Pure: the same logits, parameters and position, the same token.
+
+    greedy     argmax(logits); of equal ones the lowest id
+    otherwise  argmax(logits / T + Gumbel) over the tokens that the filters leave
+
+which draws each token with its softmax probability. The noise of a token is a function of (seed, choice, position,
+token id) alone, by a counter-based generator: nothing is consumed, so a request draws the same whatever else is in
+the batch, however its prompt was chunked, and when it is resumed elsewhere. `position` is the absolute position that
+the new token takes in the sequence, the prompt's first token being 0.
+
+The filters, in this order, see the temperature-scaled distribution: the `top_k` most probable tokens, and of these the
+fewest most probable ones whose mass, among them, reaches `top_p`. Of equally probable ones the lower id stays. Noise
+and filters compute in float64, and on the CPU: 49,152 logits take about half a millisecond.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.requests import SamplingParams
+from headrace.errors import InputError
+
+Logits = NDArray[np.float32]
+_Scaled = NDArray[np.float64]
+_Ids = NDArray[np.int64]
+
+_ONE = np.float64(1).view(np.uint64)
+_FIRST_CANDIDATES = 256
+"""Most probable tokens that top_p sorts at first; eight times as many each time their mass does not suffice."""
+
+
+def sample(logits: Logits, params: SamplingParams, position: int) -> int:
+    """The next token of `[V] fp32` logits, for this position of the sequence. Raises InputError when they are not
+    numbers, or all -inf."""
+    if params.temperature == 0:
+        token = int(logits.argmax())
+        _require_number(float(logits[token]))
+        return token
+    ids, scores = _perturbed(logits, params, position)
+    return int(ids[scores.argmax()])
+
+
+def top2_margin(logits: Logits, params: SamplingParams, position: int) -> float:
+    """By how much the token that `sample` takes is ahead of the next one that the filters leave, in units of the
+    logits (greedy: their difference; else temperature times the difference of the perturbed ones); inf for a single
+    one. Logits that are off by less than half of it give the same token, unless they let others through the filters."""
+    if params.temperature == 0:
+        scores, unit = logits.astype(np.float64), 1.0
+    else:
+        (_, scores), unit = _perturbed(logits, params, position), params.temperature
+    if len(scores) < 2:
+        return float("inf")
+    second, first = np.partition(scores, -2)[-2:]
+    _require_number(float(first))
+    return float(first - second) * unit
+
+
+def surviving(logits: Logits, params: SamplingParams) -> NDArray[np.int64]:
+    """The ids that the filters leave, ascending; the greedy choice alone at temperature 0."""
+    if params.temperature == 0:
+        return np.array([sample(logits, params, 0)])
+    return _survivors(_scale(logits, params.temperature), params)
+
+
+def _perturbed(logits: Logits, params: SamplingParams, position: int) -> tuple[_Ids, _Scaled]:
+    """The ids that the filters leave, ascending, and their logits / T + Gumbel, the highest logit being 0."""
+    scaled = _scale(logits, params.temperature)
+    noise = _uniform(len(scaled), params, position)
+    ids = _survivors(scaled, params)
+    if len(ids) < len(scaled):
+        scaled, noise = scaled[ids], noise[ids]
+    for _ in range(2):  # Gumbel = -log(-log(uniform)), in place
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
+    noise += scaled
+    return ids, noise
+
+
+def _scale(logits: Logits, temperature: float) -> _Scaled:
+    """`logits` / T with the highest at 0: a tiny temperature overflows to -inf, never to two infinite winners."""
+    scaled = logits.astype(np.float64)
+    highest = float(scaled.max())
+    _require_number(highest)
+    scaled -= highest
+    with np.errstate(over="ignore"):
+        scaled /= temperature
+    return scaled
+
+
+def _uniform(num: int, params: SamplingParams, position: int) -> _Scaled:
+    """Of each token id, uniform in (0, 1): 52 bits and a half, so that neither 0 nor 1 comes and the Gumbel noise made
+    of it is finite (-3.6 to 36.7). Philox (Salmon et al., 2011), its counter beginning at a place of its own for each
+    position."""
+    bits = np.random.Philox(key=params.seed + (params.choice << 64), counter=position << 64).random_raw(num)
+    # As mantissas of numbers in [1, 2), a fourth of the time of a conversion; the subtraction is exact.
+    bits >>= np.uint64(12)
+    bits |= _ONE
+    uniform = bits.view(np.float64)
+    uniform -= 1 - 2.0**-53
+    return uniform
+
+
+def _survivors(scaled: _Scaled, params: SamplingParams) -> _Ids:
+    everything = ids = np.arange(len(scaled))
+    if 0 < params.top_k < len(scaled):
+        ids = _most_probable(scaled, params.top_k)[: params.top_k]
+    if params.top_p < 1:
+        ids = ids[_top_p(np.exp(scaled[ids]), params.top_p)]
+    return np.sort(ids) if len(ids) < len(scaled) else everything
+
+
+def _top_p(mass: _Scaled, top_p: float) -> _Ids:
+    """Places of the fewest largest masses that reach `top_p` of the whole; of equal ones the first.
+
+    Only as much is sorted as is needed, of a peaked distribution little: sorting 49,152 takes 7 ms.
+    """
+    target = top_p * float(mass.sum())
+    num = _FIRST_CANDIDATES
+    while True:
+        order = _most_probable(mass, num)
+        reached = mass[order].cumsum()
+        if reached[-1] >= target or num >= len(mass):
+            return order[: int(np.searchsorted(reached, target)) + 1]
+        num *= 8
+
+
+def _most_probable(scores: _Scaled, num: int) -> _Ids:
+    """Places of the `num` highest, and of all that equal the last of them: highest first, of equal ones the lower."""
+    if num >= len(scores):
+        return np.argsort(-scores, kind="stable")
+    lowest = np.partition(scores, -num)[-num]
+    places = np.flatnonzero(scores >= lowest)
+    return places[np.argsort(-scores[places], kind="stable")]
+
+
+def _require_number(highest: float) -> None:
+    if not np.isfinite(highest):
+        raise InputError("logits", f"must be numbers below infinity and not all -inf, the highest is {highest}")

@@ -1,0 +1,189 @@
+"""The operations in plain torch: the reference that every kernel is measured against, and the way on any CPU.
+
+Owns packed weights and a step's indices. What varies per step (which pages, which mask) is worked out once, before the
+first layer; a layer then costs some thirty torch calls. Runs on the model thread, within its inference mode.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from headrace.kvcache.layout import KVDtype, num_pages_for
+from headrace.model.batch import Batch, Int64s
+from headrace.model.shape import ModelShape
+
+_DTYPES: dict[KVDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+QUERY_BLOCK = 256
+"""Tokens of a chunk that are attended in one call. They do not look at keys behind their block, so of a long chunk
+nearly half is never computed, and a mask has at most this many rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLinear:
+    """One weight as it is. torch has no bf16 product with an fp32 result on CPUs: in bf16, results carry one rounding
+    more than a kernel's, logits too."""
+
+    weight: torch.Tensor
+
+    def apply(self, inputs: torch.Tensor) -> torch.Tensor:
+        return functional.linear(inputs, self.weight).float()
+
+    def add_to(self, x: torch.Tensor, inputs: torch.Tensor) -> None:
+        x += functional.linear(inputs, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchGatedLinear:
+    """Gate and up, one below the other: one product for both."""
+
+    gate_up: torch.Tensor
+
+    def apply(self, inputs: torch.Tensor) -> torch.Tensor:
+        gate, up = functional.linear(inputs, self.gate_up).chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+
+class TorchOps:
+    """For the heads of `shape`, in `dtype`."""
+
+    def __init__(self, shape: ModelShape, dtype: KVDtype) -> None:
+        self.dtype = _DTYPES[dtype]
+        self._heads = _Heads(num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+
+    def linear(self, *weights: torch.Tensor) -> TorchLinear:
+        # A single weight is taken as it is: the embedding of a model with tied ones stays mapped from its file.
+        return TorchLinear(weights[0] if len(weights) == 1 else torch.cat(weights))
+
+    def gated_linear(self, gate: torch.Tensor, up: torch.Tensor) -> TorchGatedLinear:
+        return TorchGatedLinear(torch.cat((gate, up)))
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return functional.rms_norm(x, weight.shape, weight, eps).to(self.dtype)
+
+    def attention(self, batch: Batch, page_size: int, cos: torch.Tensor, sin: torch.Tensor) -> "TorchAttention":
+        parts = [
+            _part(batch, rows, tokens, page_size=page_size, num_kv_heads=self._heads.num_kv_heads, dtype=self.dtype)
+            for rows, tokens in _query_blocks(batch)
+        ]
+        return TorchAttention(self._heads, parts, _entries(batch, page_size, self._heads.num_kv_heads), (cos, sin))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Heads:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """R rows with Q queries each, attended in one call over M pages each. Rows shorter than the longest repeat their
+    first page, and their keys behind the end are zeroed: a page's unused part may hold NaN, which no mask stops."""
+
+    tokens: torch.Tensor  # [R * Q] places among the step's tokens
+    blocks: torch.Tensor  # [R * 2G * M] places among the view's runs of S entries: K and V of each page and head
+    num_rows: int
+    num_keys: int  # of the longest row
+    unused: torch.Tensor  # places among the gathered entries, [R * 2G * M * S], that lie behind a row's end
+    mask: torch.Tensor | None  # [R, 1, Q, num_keys] 0 or -inf; None: everything is seen
+
+
+class TorchAttention:
+    """One step's attention: a gather of whole pages and one product per part and layer."""
+
+    def __init__(
+        self,
+        heads: _Heads,
+        parts: Sequence[_Part],
+        entries: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        self._heads = heads
+        self._parts = parts
+        self._entries = entries  # [T * 2G] places among the view's entries of D: K and V of each token and head
+        self._cos, self._sin = (turn[:, None] for turn in rotation)  # [T, 1, D / 2]
+
+    def append(self, qkv: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+        num_heads, num_kv_heads, head_dim = self._heads.num_heads, self._heads.num_kv_heads, self._heads.head_dim
+        heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
+        qk, v = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+        a, b = qk.chunk(2, dim=-1)
+        turned = torch.cat((a * self._cos - b * self._sin, b * self._cos + a * self._sin), dim=-1).to(view.dtype)
+        kv = torch.stack((turned[:, num_heads:], v.to(view.dtype)), dim=2)  # [T, G, 2, D]
+        view.view(-1, head_dim).index_copy_(0, self._entries, kv.view(-1, head_dim))
+        return turned[:, :num_heads]
+
+    def attend(self, q: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+        _, num_kv_heads, _, page_size, head_dim = view.shape
+        runs = view.view(-1, page_size * head_dim)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        for part in self._parts:
+            kv = runs.index_select(0, part.blocks).view(-1, head_dim)
+            if part.unused.numel():
+                kv.index_fill_(0, part.unused, 0)
+            k, v = kv.view(part.num_rows, num_kv_heads, 2, -1, head_dim)[:, :, :, : part.num_keys].unbind(2)
+            queries = q.index_select(0, part.tokens).view(part.num_rows, -1, *q.shape[1:]).transpose(1, 2)
+            seen = functional.scaled_dot_product_attention(queries, k, v, attn_mask=part.mask, enable_gqa=True)
+            out.index_copy_(0, part.tokens, seen.transpose(1, 2).reshape(-1, *q.shape[1:]))
+        return out.view(len(q), -1)
+
+
+def _query_blocks(batch: Batch) -> Iterator[tuple[list[int], Int64s]]:
+    """Rows that are attended together, and their tokens, `[R, Q]`: blocks of one chunk, or decodes of like length.
+
+    Decodes are padded to the longest of their call. Those within a factor of two in pages share one: a batch of short
+    rows does not pay for a long one, and a row's result depends little on what else is decoded.
+    """
+    decodes: dict[int, list[int]] = {}
+    for row in range(batch.num_rows):
+        begin, end = int(batch.qo_indptr[row]), int(batch.qo_indptr[row + 1])
+        if end - begin == 1:
+            num_pages = int(batch.page_indptr[row + 1] - batch.page_indptr[row])
+            decodes.setdefault((num_pages - 1).bit_length(), []).append(row)
+        else:
+            for block in range(begin, end, QUERY_BLOCK):
+                yield [row], np.arange(block, min(block + QUERY_BLOCK, end))[None]
+    for rows in decodes.values():
+        yield rows, batch.qo_indptr[rows][:, None]
+
+
+def _part(
+    batch: Batch, rows: Sequence[int], tokens: Int64s, *, page_size: int, num_kv_heads: int, dtype: torch.dtype
+) -> _Part:
+    positions = batch.positions[tokens]  # [R, Q]
+    kv_lens = positions[:, -1] + 1
+    num_keys = int(kv_lens.max())
+    num_pages = num_pages_for(num_keys, page_size)
+    tables = np.empty((len(rows), num_pages), dtype=np.int64)
+    for table, row, kv_len in zip(tables, rows, kv_lens.tolist(), strict=True):
+        own = batch.page_indices[batch.page_indptr[row] :][: num_pages_for(kv_len, page_size)]
+        table[: len(own)], table[len(own) :] = own, own[0]
+    blocks = tables[:, None] * (2 * num_kv_heads) + np.arange(2 * num_kv_heads)[:, None]  # [R, 2G, M]
+    keys = np.arange(num_pages * page_size)
+    behind = (keys >= kv_lens[:, None]) & (keys < num_keys)  # what is behind the longest row's end is cut off
+    unused = np.flatnonzero(np.broadcast_to(behind[:, None], (len(rows), 2 * num_kv_heads, len(keys))))
+    return _Part(
+        tokens=torch.from_numpy(tokens.reshape(-1)),
+        blocks=torch.from_numpy(blocks.reshape(-1)),
+        num_rows=len(rows),
+        num_keys=num_keys,
+        unused=torch.from_numpy(unused),
+        mask=_mask(keys[:num_keys] <= positions[:, None, :, None], dtype),
+    )
+
+
+def _mask(is_seen: NDArray[np.bool_], dtype: torch.dtype) -> torch.Tensor | None:
+    if is_seen.all():
+        return None
+    return torch.zeros(is_seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~is_seen), -torch.inf)
+
+
+def _entries(batch: Batch, page_size: int, num_kv_heads: int) -> torch.Tensor:
+    pages, offsets = np.divmod(batch.slots, page_size)
+    runs = pages[:, None] * (2 * num_kv_heads) + np.arange(2 * num_kv_heads)  # [T, 2G]
+    return torch.from_numpy((runs * page_size + offsets[:, None]).reshape(-1))

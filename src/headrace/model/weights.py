@@ -1,0 +1,70 @@
+"""From a Hugging Face directory to a model that computes. Owns the checks that its tensors are the family's.
+
+Tensors are mapped from their files, not read: a file's pages are in memory once, however many processes load it, and a
+tensor is cast and packed when the model asks for it. Synchronous, for start-up.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from headrace.errors import InputError
+from headrace.kvcache.layout import KVDtype
+from headrace.model.checkpoint import StoredTensor, fingerprint, read_shape, stored_tensors
+from headrace.model.interface import Model
+from headrace.model.llama import Llama, tensor_shapes
+from headrace.model.torch_ops import TorchOps
+
+__all__ = ["fingerprint", "load_model", "read_shape"]
+
+_STORED_DTYPES = ("BF16", "F16", "F32")
+
+_DERIVED = re.compile(r"rotary_emb\.inv_freq$")
+"""Old checkpoints carry the rotary frequencies, which follow from the configuration."""
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def load_model(directory: Path, *, dtype: KVDtype) -> Model:
+    """The directory's model, computing in `dtype`. Raises InputError, naming field or file and tensor."""
+    shape = read_shape(directory)
+    stored = stored_tensors(directory)
+    _require_the_familys(directory, stored, tensor_shapes(shape), tied=shape.tie_word_embeddings)
+    ops = TorchOps(shape, dtype)
+    with ExitStack() as opened:
+        files = {
+            file: opened.enter_context(safe_open(file, "pt")) for file in {entry.file for entry in stored.values()}
+        }
+
+        def tensor(name: str) -> torch.Tensor:
+            whole: torch.Tensor = files[stored[name].file].get_tensor(name)
+            return whole.to(ops.dtype)
+
+        if shape.tie_word_embeddings and _HEAD in stored and not torch.equal(tensor(_HEAD), tensor(_EMBEDDING)):
+            said = f"must equal {_EMBEDDING}, as tie_word_embeddings says, or be absent; it differs"
+            raise InputError("model", f"{stored[_HEAD].file}: {_HEAD} {said}")
+        return Llama(shape, tensor, ops)
+
+
+def _require_the_familys(
+    directory: Path, stored: Mapping[str, StoredTensor], wanted: Mapping[str, tuple[int, ...]], *, tied: bool
+) -> None:
+    missing = [name for name in wanted if name not in stored]
+    if missing:
+        raise InputError("model", f"{directory} must have {len(wanted)} tensors, {len(missing)} miss: {_some(missing)}")
+    for name, entry in stored.items():
+        if name in wanted and entry.shape != wanted[name]:
+            said = f"must be {list(wanted[name])} by config.json, is {list(entry.shape)}"
+            raise InputError("model", f"{entry.file}: {name} {said}")
+        if name in wanted and entry.dtype not in _STORED_DTYPES:
+            raise InputError("model", f"{entry.file}: {name} must be {', '.join(_STORED_DTYPES)}, is {entry.dtype}")
+        if name not in wanted and not _DERIVED.search(name) and not (tied and name == _HEAD):
+            raise InputError("model", f"{entry.file}: {name} must not be there: this family has no such tensor")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", .." if len(names) > 3 else "")

@@ -1,0 +1,132 @@
+"""Seeded tiny Llamas, twice: as transformers computes them, and as ours over pages in random order, full of NaN."""
+
+import copy
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from headrace.kvcache.layout import KVDtype, num_pages_for
+from headrace.model.batch import Batch, Row
+from headrace.model.interface import AfterLayer, nothing_after
+from headrace.model.llama import Llama
+from headrace.model.ops import Ops
+from headrace.model.shape import ModelShape
+from headrace.model.torch_ops import TorchOps
+
+torch.set_num_threads(1)  # the tests run on two cores, beside each other
+
+VOCABULARY = 211
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "group of 1": {
+        "hidden_size": 48,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+    "group of 3, head_dim of its own": {
+        "hidden_size": 54,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 10,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
+    },
+    "group of 4": {
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
+    },
+}
+
+TORCH_DTYPES: dict[KVDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def llama_config(variant: str) -> LlamaConfig:
+    fixed = {"num_hidden_layers": 3, "intermediate_size": 40, "max_position_embeddings": 1024, "rms_norm_eps": 1e-3}
+    return LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=VOCABULARY,
+        attn_implementation="eager",
+        **fixed,
+        **VARIANTS[variant],
+    )
+
+
+class Oracle:
+    """transformers' model, with weights large enough that every part of it shows in the logits."""
+
+    def __init__(self, variant: str, *, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = LlamaForCausalLM(llama_config(variant)).eval()
+        with torch.no_grad():
+            for name, weight in self.model.named_parameters():
+                drawn = torch.randn(weight.shape)
+                drawn = 1 + drawn / 3 if "norm" in name else drawn * (1.5 / weight.shape[-1] ** 0.5)
+                weight.copy_(drawn.bfloat16())  # so that bf16 differs by what it computes, not by its weights
+        self.shape = ModelShape.from_config(self.model.config.to_dict())
+
+    @torch.inference_mode()
+    def logits(self, token_ids: list[int], dtype: KVDtype = "fp32") -> torch.Tensor:
+        """Of every position, `[T, V] fp32`, computed in `dtype`."""
+        model = self.model if dtype == "fp32" else copy.deepcopy(self.model).to(TORCH_DTYPES[dtype])
+        return model(torch.tensor([token_ids])).logits[0].float()
+
+    def ours(self, dtype: KVDtype = "fp32", wrapped: Callable[[Ops], Ops] = lambda ops: ops) -> Llama:
+        state = self.model.state_dict()
+        return Llama(self.shape, lambda name: state[name].to(TORCH_DTYPES[dtype]), wrapped(TorchOps(self.shape, dtype)))
+
+
+@dataclass(kw_only=True)
+class Sequence:
+    token_ids: list[int]
+    page_table: list[int]
+    num_computed: int = 0
+
+
+class PagedLlama:
+    """Our model, its views, and sequences whose pages lie anywhere."""
+
+    def __init__(self, model: Llama, *, dtype: KVDtype = "fp32", page_size: int = 5, num_pages: int = 300) -> None:
+        self.model, self.page_size, self.num_pages = model, page_size, num_pages
+        shape = model.shape
+        size = (num_pages, shape.num_kv_heads, 2, page_size, shape.head_dim)
+        self.views = [torch.full(size, torch.nan, dtype=TORCH_DTYPES[dtype]) for _ in range(shape.num_layers)]
+        self._free = random.Random(num_pages).sample(range(num_pages), num_pages)
+
+    def sequence(self, token_ids: list[int]) -> Sequence:
+        """Has one page more than it needs."""
+        pages = [self._free.pop() for _ in range(num_pages_for(len(token_ids), self.page_size) + 1)]
+        return Sequence(token_ids=token_ids, page_table=pages)
+
+    def batch(self, *parts: tuple[Sequence, int], wants_logits: bool = True) -> Batch:
+        """The next so many tokens of each sequence."""
+        rows = [
+            Row(
+                token_ids=sequence.token_ids[sequence.num_computed : sequence.num_computed + num_tokens],
+                begin=sequence.num_computed,
+                page_table=sequence.page_table,
+                wants_logits=wants_logits,
+            )
+            for sequence, num_tokens in parts
+        ]
+        return Batch.of(rows, page_size=self.page_size, num_pages=self.num_pages, vocab_size=VOCABULARY)
+
+    def step(self, *parts: tuple[Sequence, int], after_layer: AfterLayer = nothing_after) -> torch.Tensor:
+        """Compute them in one forward pass -> logits of the last token of each, `[R, V]`."""
+        logits = self.model.forward(self.batch(*parts), self.views, after_layer)
+        for sequence, num_tokens in parts:
+            sequence.num_computed += num_tokens
+        return logits
+
+
+def random_tokens(num_tokens: int, *, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(VOCABULARY), k=num_tokens)

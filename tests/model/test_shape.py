@@ -1,0 +1,186 @@
+"""What is read from a config.json, in old style and new, and every field that is refused, by its name."""
+
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from headrace.errors import InputError
+from headrace.kvcache.layout import KVLayout
+from headrace.model.shape import ModelShape
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "vocab_size": 49152,
+    "rope_theta": 100_000,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "use_cache": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+def shape_of(**changes: Any) -> ModelShape:
+    """Of CONFIG with these fields changed; `...` takes a field out."""
+    return ModelShape.from_config({field: value for field, value in {**CONFIG, **changes}.items() if value is not ...})
+
+
+def test_every_number_is_the_configurations() -> None:
+    assert shape_of() == ModelShape(
+        architecture="LlamaForCausalLM",
+        num_layers=30,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        vocab_size=49152,
+        rope_theta=100_000.0,
+        rms_norm_eps=1e-5,
+        max_model_len=8192,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_ids=(2,),
+    )
+
+
+def test_the_kv_layout_is_that_of_the_kv_heads() -> None:
+    layout = KVLayout(num_layers=30, num_kv_heads=3, page_size=16, head_dim=64, dtype="bf16")
+    assert shape_of().kv_layout(16, "bf16") == layout
+    with pytest.raises(InputError, match="page_size"):
+        shape_of().kv_layout(0, "bf16")
+
+
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 5e5}
+
+
+@pytest.mark.parametrize(
+    ("fields", "theta"),
+    [
+        pytest.param({}, 1e5, id="at the top"),
+        pytest.param({"rope_scaling": None}, 1e5, id="at the top, scaling null"),
+        pytest.param({"rope_theta": ..., "rope_parameters": DEFAULT_ROPE}, 5e5, id="in rope_parameters"),
+        pytest.param({"rope_theta": None, "rope_parameters": {"rope_theta": 7}}, 7.0, id="without a type"),
+        pytest.param({"rope_theta": ..., "rope_scaling": DEFAULT_ROPE}, 5e5, id="in rope_scaling"),
+        pytest.param({"rope_theta": 5e5, "rope_parameters": DEFAULT_ROPE}, 5e5, id="in both, equal"),
+        pytest.param({"rope_parameters": {"rope_type": "default"}}, 1e5, id="at the top beside a type"),
+        pytest.param({"rope_scaling": {"type": "default"}}, 1e5, id="at the top beside an old type"),
+        pytest.param({"rope_theta": ...}, 1e4, id="nowhere, as in the first Llamas"),
+    ],
+)
+def test_rope_theta_is_found_wherever_it_stands(fields: dict[str, Any], theta: float) -> None:
+    assert shape_of(**fields).rope_theta == theta
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({"head_dim": ...}, {"head_dim": 64}, id="head_dim from the hidden size"),
+        pytest.param({"head_dim": None}, {"head_dim": 64}, id="head_dim null"),
+        pytest.param({"head_dim": 32}, {"head_dim": 32}, id="head_dim of its own"),
+        pytest.param({"num_key_value_heads": ...}, {"num_kv_heads": 9}, id="every head has its own keys"),
+        pytest.param({"tie_word_embeddings": ...}, {"tie_word_embeddings": False}, id="untied"),
+        pytest.param({"eos_token_id": [5, 2, 9]}, {"eos_token_ids": (5, 2, 9)}, id="several ends"),
+        pytest.param({"eos_token_id": None}, {"eos_token_ids": ()}, id="no end"),
+        pytest.param({"bos_token_id": ...}, {"bos_token_id": None}, id="no beginning"),
+        pytest.param({"sliding_window": None, "quantization_config": None}, {}, id="null is absent"),
+        pytest.param({"hidden_act": ..., "attention_bias": False, "mlp_bias": False}, {}, id="known values"),
+    ],
+)
+def test_what_may_be_absent_has_the_familys_default(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    shape = shape_of(**fields)
+    assert {field: getattr(shape, field) for field in expected} == expected
+
+
+def test_a_configuration_written_by_transformers_is_understood() -> None:
+    config = LlamaConfig(architectures=["LlamaForCausalLM"], rope_parameters=DEFAULT_ROPE, num_key_value_heads=4)
+    shape = ModelShape.from_config(config.to_dict())
+    assert (shape.rope_theta, shape.num_kv_heads, shape.head_dim, shape.rms_norm_eps) == (5e5, 4, 128, 1e-6)
+
+
+COUNTS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
+    "max_position_embeddings",
+)
+
+
+@pytest.mark.parametrize("field", [*COUNTS, "num_key_value_heads", "head_dim"])
+@pytest.mark.parametrize("wrong", [0, -3, 1.5, "64", True, [64]], ids=repr)
+def test_a_count_that_is_none_is_refused(field: str, wrong: object) -> None:
+    with pytest.raises(InputError, match="must be a whole number of at least 1 in config.json, is ") as caught:
+        shape_of(**{field: wrong})
+    assert caught.value.field == field
+    assert str(caught.value).endswith(repr(wrong))
+
+
+@pytest.mark.parametrize("field", [*COUNTS, "rms_norm_eps", "architectures"])
+def test_a_field_that_is_missing_is_named(field: str) -> None:
+    for nothing in (..., None):
+        with pytest.raises(InputError, match=f"^{field}: must be .*is missing"):
+            shape_of(**{field: nothing})
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "message"),
+    [
+        pytest.param("rms_norm_eps", 0, "a number above 0", id="no epsilon"),
+        pytest.param("rms_norm_eps", "1e-5", "a number above 0", id="an epsilon in quotes"),
+        pytest.param("rms_norm_eps", float("nan"), "a number above 0", id="an epsilon that is none"),
+        pytest.param("rope_theta", float("inf"), "a number above 0", id="an infinite theta"),
+        pytest.param("rope_theta", False, "a number above 0", id="a false theta"),
+        pytest.param("num_key_value_heads", 4, r"must divide num_attention_heads \(9\)", id="heads that do not group"),
+        pytest.param("head_dim", 63, "must be even", id="an odd head_dim"),
+        pytest.param("tie_word_embeddings", "yes", "true or false", id="a flag in words"),
+        pytest.param("eos_token_id", 49152, r"in 0\.\.49151", id="an end outside of the vocabulary"),
+        pytest.param("eos_token_id", [2, "3"], r"in 0\.\.49151", id="an end in quotes"),
+        pytest.param("eos_token_id", True, r"in 0\.\.49151", id="a true end"),
+        pytest.param("bos_token_id", -1, r"in 0\.\.49151", id="a negative beginning"),
+        pytest.param("architectures", ["MixtralForCausalLM"], "known are LlamaForCausalLM.*Mixtral", id="a stranger"),
+        pytest.param("architectures", "LlamaForCausalLM", "must be a list of one", id="no list"),
+        pytest.param("architectures", [], "must be a list of one", id="no architecture"),
+        pytest.param("architectures", [[]], "must be a list of one", id="a nested list"),
+        pytest.param("hidden_act", "gelu", "'silu'.*the only that is known, is 'gelu'", id="activation"),
+        pytest.param("attention_bias", True, "absent or False", id="attention bias"),
+        pytest.param("mlp_bias", True, "absent or False", id="MLP bias"),
+        pytest.param("partial_rotary_factor", 0.5, "absent or 1", id="partial rotary"),
+        pytest.param("sliding_window", 4096, "must be absent", id="sliding window"),
+        pytest.param("quantization_config", {"bits": 4}, "must be absent", id="quantised"),
+        pytest.param("rope_scaling", {"rope_type": "llama3", "factor": 8.0}, "'default', the only", id="scaling"),
+        pytest.param("rope_scaling", {"type": "linear", "factor": 2.0}, "'default', the only", id="old scaling"),
+        pytest.param("rope_scaling", {"factor": 2.0}, "no factors", id="scaling without a type"),
+        pytest.param("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e5}, "'default', the only", id="yarn"),
+        pytest.param("rope_parameters", {"full_attention": DEFAULT_ROPE}, "no factors", id="one per kind of layer"),
+        pytest.param("rope_parameters", [1], "must be an object", id="a list of parameters"),
+    ],
+)
+def test_a_field_that_is_wrong_or_not_known_is_named(field: str, wrong: object, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        shape_of(**{field: wrong})
+    assert caught.value.field == field
+
+
+def test_two_thetas_that_disagree_are_refused() -> None:
+    with pytest.raises(
+        InputError, match="rope_theta: must be one number .* rope_theta 100000, rope_parameters.rope_th"
+    ):
+        shape_of(rope_parameters=DEFAULT_ROPE)
+
+
+def test_a_theta_in_rope_parameters_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="rope_theta: must be a number above 0"):
+        shape_of(rope_theta=..., rope_parameters={"rope_theta": -1})
+
+
+def test_heads_that_do_not_divide_the_hidden_size_need_a_head_dim() -> None:
+    with pytest.raises(InputError, match="head_dim: must be in config.json: 9 heads do not divide 577"):
+        shape_of(head_dim=..., hidden_size=577)
