@@ -1,3 +1,4 @@
+# make serve       set-up, then an OpenAI-compatible server on this machine; ARGS='--port 9000' for its options
 # make test        set-up (first run: minutes, later: a fraction of a second), then all tests; ARGS='-k pages' for some
 # make check       what a change must pass: format, lint, types, import contract, tests
 # make soak        a hundred thousand random histories of the messenger (about ten minutes)
@@ -14,10 +15,13 @@ NATIVE := $(wildcard src/headrace/*/native/*.h src/headrace/*/native/*.cpp)
 
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: setup test soak bench lint lint-format lint-style lint-types lint-imports check format clean distclean
+.PHONY: setup serve test soak bench lint lint-format lint-style lint-types lint-imports check format clean distclean
 
 setup:
 	@PYTHON='$(PYTHON)' tools/setup
+
+serve: setup
+	@$(BIN)/headrace serve $(ARGS)
 
 test: setup
 	@WORKERS='$(WORKERS)' tools/test $(ARGS)

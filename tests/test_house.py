@@ -42,6 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "connectors": ("errors", "protocol", "kvcache", "fabric", "messenger"),
     "testing": ("errors", "protocol", "kvcache", "fabric"),
     "cli": (*EVERYTHING, "roles", "gateway", "bench", "planner", "connectors"),
+    "__main__": ("cli",),
 }
 """What each room may import from the others, inside headrace."""
 

@@ -84,6 +84,12 @@ def swap_two_layers(directory: Path) -> None:
     change_tensors(directory, {names[0]: tensors[names[1]], names[1]: tensors[names[0]]})
 
 
+def rename_one(directory: Path) -> None:
+    """To a name with the same place in the order."""
+    name = "model.norm.weight"
+    change_tensors(directory, {name: None, f"{name}s": load_file(directory / WHOLE)[name]})
+
+
 def reshape_one(directory: Path) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     change_tensors(directory, {name: load_file(directory / WHOLE)[name].reshape(64, 40)})
@@ -97,6 +103,7 @@ def reshape_one(directory: Path) -> None:
         pytest.param(nudge("model.layers.1.mlp.down_proj.weight"), id="one number of one layer"),
         pytest.param(nudge("model.norm.weight"), id="one number of the last norm"),
         pytest.param(swap_two_layers, id="two layers exchanged"),
+        pytest.param(rename_one, id="the same bytes under another name"),
         pytest.param(reshape_one, id="the same bytes in another shape"),
         pytest.param(lambda directory: change_tensors(directory, {"one_more": torch.zeros(1)}), id="a tensor more"),
     ],
@@ -221,3 +228,13 @@ def test_a_file_with_other_tensors_than_the_index_says_is_named(directory: Path,
     write_index(directory, index)
     with pytest.raises(InputError, match=f"must have the tensors that {INDEX} says; {move} differs"):
         stored_tensors(directory)
+
+
+def test_a_tensor_that_the_index_forgot_is_named(directory: Path) -> None:
+    files = shard(directory, num_files=2)
+    index = json.loads((directory / INDEX).read_text())
+    file = index["weight_map"].pop("model.norm.weight")
+    write_index(directory, index)
+    with pytest.raises(InputError, match=f"{file} must have the tensors .* model.norm.weight differs"):
+        stored_tensors(directory)
+    assert file in {each.name for each in files}

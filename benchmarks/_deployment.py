@@ -1,0 +1,235 @@
+"""A gateway and its instances as processes of their own, each on the cores that it is given, and a client that times.
+
+The client is plain asyncio: a full one would compete with what is measured for the same two cores. Clock:
+`time.monotonic` where the bytes of an event are read from the socket.
+"""
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+START_S = 120.0
+VOCABULARY = (300, 49_000)  # token ids that stand for ordinary text
+
+
+@dataclass(frozen=True)
+class InstanceSpec:
+    """One instance: `role` as the command, where it runs, and its further options."""
+
+    role: str  # prefiller, decoder, colocated
+    cores: str = ""  # of taskset; empty: wherever
+    options: Sequence[str] = ()
+    netns: str = ""  # network namespace; empty: this one
+
+
+@dataclass
+class Stream:
+    """What came of one request. `times` are of its tokens, one entry for each."""
+
+    started: float = 0.0
+    times: list[float] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.times[0] - self.started
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """(when it ended, how long it was) between tokens."""
+        return [(late, late - early) for early, late in zip(self.times, self.times[1:], strict=False)]
+
+
+class Deployment:
+    """`with Deployment(...) as running:` ; everything has ended on leaving. `log_level` debug shows the waterfalls."""
+
+    def __init__(
+        self,
+        instances: Sequence[InstanceSpec],
+        *,
+        common: Sequence[str] = (),
+        log_level: str = "info",
+        gateway_cores: str = "",
+    ) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._log = (self._folder / "log").open("wb")
+        control = f"ipc://{self._folder}/control.sock"
+        self._port = _free_port()
+        gateway = ["gateway", "--control", control, "--port", str(self._port), "--name", "gateway"]
+        self._start([*gateway, "--log-level", log_level], cores=gateway_cores)
+        for number, spec in enumerate(instances):
+            command = "decoder" if spec.role == "colocated" else spec.role
+            words = [command, "--gateway", control, "--name", f"{spec.role}-{number}", *common, *spec.options]
+            if spec.role == "colocated":
+                words.append("--colocated")
+            self._start(words, cores=spec.cores, netns=spec.netns)
+        self._num_instances = len(instances)
+
+    def _start(self, words: Sequence[str], *, cores: str, netns: str = "") -> None:
+        command = [sys.executable, "-m", "headrace", *words]
+        if cores:
+            command = ["taskset", "-c", cores, *command]
+        if netns:
+            command = ["ip", "netns", "exec", netns, *command]
+        process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        self._processes.append(process)
+
+    def __enter__(self) -> Self:
+        try:
+            asyncio.run(self._wait_ready())
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    async def _wait_ready(self) -> None:
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            for process in self._processes:
+                if process.poll() is not None:
+                    raise SystemExit(f"a process ended with {process.returncode}:\n{self.log()}")
+            if await self._num_announced() == self._num_instances:
+                return
+            await asyncio.sleep(0.1)
+        raise SystemExit(f"not ready after {START_S:.0f} s:\n{self.log()}")
+
+    async def _num_announced(self) -> int:
+        try:
+            status, text = await self.get("/metrics")
+        except OSError:
+            return 0
+        lines = [line for line in text.splitlines() if line.startswith("headrace_instances{")]
+        return sum(int(float(line.split()[-1])) for line in lines) if status == 200 else 0
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in reversed(self._processes):
+            process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._log.close()
+        shutil.rmtree(self._folder)
+
+    def log(self) -> str:
+        self._log.flush()
+        return (self._folder / "log").read_text(errors="replace")
+
+    async def get(self, path: str) -> tuple[int, str]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n".encode())
+            answer = (await reader.read()).decode(errors="replace")
+        finally:
+            writer.close()
+        return int(answer.split()[1]), answer
+
+    async def complete(
+        self, token_ids: Sequence[int], max_tokens: int, *, into: Stream | None = None, **fields: object
+    ) -> Stream:
+        """One streaming completion of a prompt of token ids, greedy, of exactly max_tokens tokens. What has come is
+        in `into`, also when this is cancelled: the client has left then."""
+        body = {
+            "prompt": list(token_ids),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            **fields,
+        }
+        payload = json.dumps(body).encode()
+        stream = into or Stream()
+        stream.started = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+        try:
+            head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+            writer.write(head.encode() + payload)
+            while line := await reader.readline():
+                now = time.monotonic()
+                if line.startswith(b"data: {"):
+                    _take(stream, json.loads(line[6:]), now)
+                elif line.startswith(b"{"):
+                    stream.error = line.decode(errors="replace")
+        finally:
+            writer.close()
+        if not stream.error and len(stream.token_ids) != max_tokens:
+            stream.error = f"{len(stream.token_ids)} of {max_tokens} tokens came"
+        return stream
+
+
+def _take(stream: Stream, event: dict[str, Any], now: float) -> None:
+    if "error" in event:
+        stream.error = json.dumps(event["error"])
+    stream.usage = event.get("usage") or stream.usage
+    for choice in event.get("choices", []):
+        token_ids = choice.get("token_ids") or []
+        stream.token_ids += token_ids
+        stream.times += [now] * len(token_ids)
+
+
+def random_prompt(num_tokens: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(*VOCABULARY) for _ in range(num_tokens)]
+
+
+def require(streams: Sequence[Stream]) -> None:
+    """A failed request ends the benchmark: no figure is taken from what is left."""
+    if errors := [stream.error for stream in streams if stream.error]:
+        raise SystemExit(f"{len(errors)} of {len(streams)} requests failed: {errors[0]}")
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Linear between the two nearest."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * share
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def steal_share() -> tuple[int, int]:
+    """(stolen, all) jiffies since boot, all cores."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return fields[7], sum(fields)
+
+
+def describe_machine() -> str:
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        "unknown",
+    )
+    load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
+    return f"{model}, {os.cpu_count()} cores, Linux {os.uname().release}, load {load}"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port

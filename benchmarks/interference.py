@@ -1,0 +1,170 @@
+"""What long prompts do to running streams: colocated with chunked prefill against prefill and decode apart.
+
+Workload: 4 streams (64 tokens in), and while they run a 2,000-token prompt every 6 s (1 token out, seeded random token
+ids, nothing of them in a prefix cache). All arms on the same two cores: colocated as one instance with two threads, for
+each chunk size; split as a prefiller on one core and a decoder on the other. Arms take turns, `--runs` times.
+
+Stall: each run's longest gap between two tokens of a running stream while a long prompt is in flight; the median over
+the runs, with lowest and highest. Beside it the quiet p99 (no long prompt in flight), and a control arm: the same
+streams on a decoder alone, and a plain spin loop on the other core instead of long prompts. Clock: at the client,
+where the bytes of a token arrive. Steal time is printed.
+
+    python benchmarks/interference.py [--runs 5] [--chunks 64 256 512] [--json FILE]
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from _deployment import (
+    Deployment,
+    InstanceSpec,
+    Stream,
+    describe_machine,
+    percentile,
+    random_prompt,
+    require,
+    steal_share,
+)
+from _endpoint import positive
+
+NUM_STREAMS, STREAM_PROMPT = 4, 64
+LONG_PROMPT, NUM_LONG, FIRST_LONG_S, LONG_EVERY_S = 2000, 3, 3.0, 6.0
+SPIN = "while True: pass"
+
+
+@dataclass(frozen=True)
+class Arm:
+    name: str
+    instances: tuple[InstanceSpec, ...]
+    spins: bool = False
+
+
+@dataclass
+class Run:
+    arm: str
+    quiet_p50_ms: float
+    quiet_p99_ms: float
+    busy_p50_ms: float
+    busy_p99_ms: float
+    stall_ms: float
+    long_ttft_ms: float
+    token_times: list[list[float]]  # by stream, seconds from the run's begin
+    long_spans: list[tuple[float, float]]
+
+
+def arms(chunks: Sequence[int]) -> list[Arm]:
+    split = (
+        InstanceSpec("prefiller", cores="1", options=("--chunk-tokens", "512")),
+        InstanceSpec("decoder", cores="0"),
+    )
+    made = [
+        Arm(
+            f"colocated, chunk {chunk}",
+            (InstanceSpec("colocated", cores="0,1", options=("--threads", "2", "--chunk-tokens", str(chunk))),),
+        )
+        for chunk in chunks
+    ]
+    made.append(Arm("split: prefiller + decoder", split))
+    made.append(Arm("control: decoder + spin loop", (InstanceSpec("colocated", cores="0"),), spins=True))
+    return made
+
+
+async def play(deployment: Deployment, arm: Arm, seed: int) -> Run:
+    # Streams run a little longer than the last long prompt: quiet time before and after it.
+    begin = time.monotonic()
+    streams = [Stream() for _ in range(NUM_STREAMS)]
+    tasks = [asyncio.create_task(endless(deployment, stream, seed + number)) for number, stream in enumerate(streams)]
+    longs: list[Stream] = []
+    spans: list[tuple[float, float]] = []
+    spinner = None
+    await asyncio.sleep(FIRST_LONG_S)
+    for number in range(NUM_LONG):
+        next_at = time.monotonic() + LONG_EVERY_S
+        if arm.spins:
+            spinner = spinner or subprocess.Popen(["taskset", "-c", "1", sys.executable, "-c", SPIN])
+            spans.append((time.monotonic(), time.monotonic() + LONG_EVERY_S / 2))
+        else:
+            long = await deployment.complete(random_prompt(LONG_PROMPT, seed + 100 + number), 1)
+            require([long])
+            longs.append(long)
+            spans.append((long.started, long.times[0]))
+        await asyncio.sleep(max(0.0, next_at - time.monotonic()))
+    if spinner is not None:
+        spinner.kill()
+        spinner.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    require(streams)
+    gaps = [gap for stream in streams for gap in stream.gaps]
+    busy = [gap for at, gap in gaps if any(at - gap < end and at > start for start, end in spans)]
+    quiet = [gap for at, gap in gaps if not any(at - gap < end and at > start for start, end in spans)]
+    return Run(
+        arm=arm.name,
+        quiet_p50_ms=1e3 * percentile(quiet, 0.5),
+        quiet_p99_ms=1e3 * percentile(quiet, 0.99),
+        busy_p50_ms=1e3 * percentile(busy, 0.5),
+        busy_p99_ms=1e3 * percentile(busy, 0.99),
+        stall_ms=1e3 * max(busy),
+        long_ttft_ms=1e3 * statistics.median(long.ttft_s for long in longs) if longs else 0.0,
+        token_times=[[at - begin for at in stream.times] for stream in streams],
+        long_spans=[(start - begin, end - begin) for start, end in spans],
+    )
+
+
+async def endless(deployment: Deployment, stream: Stream, seed: int) -> None:
+    """One client's stream, until it is cancelled."""
+    await deployment.complete(random_prompt(STREAM_PROMPT, seed), 4000, into=stream)
+
+
+def row(runs: Sequence[Run]) -> str:
+    def cell(name: str) -> str:
+        values = [getattr(run, name) for run in runs]
+        return f"{statistics.median(values):.0f} ({min(values):.0f}-{max(values):.0f})"
+
+    names = ("quiet_p50_ms", "quiet_p99_ms", "busy_p50_ms", "busy_p99_ms", "stall_ms", "long_ttft_ms")
+    return f"| {runs[0].arm} | " + " | ".join(cell(name) for name in names) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=positive, default=5)
+    parser.add_argument("--chunks", type=positive, nargs="+", default=[64, 256, 512])
+    parser.add_argument("--json", type=Path, help="keep every run, with the time of each token")
+    arguments = parser.parse_args()
+    print(describe_machine())
+    stolen, everything = steal_share()
+    runs: dict[str, list[Run]] = {}
+    for number in range(arguments.runs):
+        for arm in arms(arguments.chunks):
+            with Deployment(arm.instances) as deployment:
+                asyncio.run(warm(deployment))
+                runs.setdefault(arm.name, []).append(asyncio.run(play(deployment, arm, 1000 * number)))
+            print(row(runs[arm.name][-1:]), flush=True)
+    print("\nITL in ms, median of the runs (lowest-highest)\n")
+    print("| | quiet p50 | quiet p99 | busy p50 | busy p99 | **stall** | TTFT of the long prompt |")
+    print("|---|---|---|---|---|---|---|")
+    for of_arm in runs.values():
+        print(row(of_arm))
+    stolen_now, everything_now = steal_share()
+    print(f"\nsteal {100 * (stolen_now - stolen) / (everything_now - everything):.1f} %, {describe_machine()}")
+    if arguments.json:
+        kept: list[dict[str, Any]] = [asdict(run) for of_arm in runs.values() for run in of_arm]
+        arguments.json.write_text(json.dumps(kept))
+
+
+async def warm(deployment: Deployment) -> None:
+    require([await deployment.complete(random_prompt(length, 9), 8) for length in (16, 300)])
+
+
+if __name__ == "__main__":
+    main()

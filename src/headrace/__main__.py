@@ -1,0 +1,5 @@
+"""`python -m headrace`: the command line, where no script is installed."""
+
+from headrace.cli.app import main
+
+main()

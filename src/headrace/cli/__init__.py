@@ -1,0 +1,1 @@
+"""The command line: options to processes, and the processes of one host looked after."""

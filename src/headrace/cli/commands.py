@@ -1,0 +1,239 @@
+"""The commands. Each puts its options together and runs what they describe; how that fails is shown in `app`.
+
+Options are checked before anything slow is done or loaded: a role, and torch with it, only once they are right.
+"""
+
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated, cast
+
+import typer
+
+from headrace.cli import options as opt
+from headrace.cli.fetching import fetch_model
+from headrace.cli.logs import configure_logging
+from headrace.cli.network import require_endpoint, require_fabric_host, require_free_port
+from headrace.cli.run_directory import default_control
+from headrace.cli.serve import ServeOptions, serve
+from headrace.gateway.options import GatewayOptions
+from headrace.kvcache.layout import KVDtype
+from headrace.model.builtin import BUILTIN_NAME
+from headrace.model.locate import served_name as default_served_name
+from headrace.protocol.control import Role
+from headrace.roles.options import InstanceOptions, Transfer
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+INSTANCE = opt.INSTANCE_DEFAULTS
+GATEWAY = opt.GATEWAY_DEFAULTS
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {version('headrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def headrace(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Serve language models with prefill and decode in separate processes."""
+
+
+@app.command("serve")
+def serve_command(
+    *,
+    prefillers: opt.Prefillers = None,
+    decoders: opt.Decoders = 1,
+    colocated: opt.Colocated = False,
+    model: opt.ModelName = BUILTIN_NAME,
+    served_name: opt.ServedName = None,
+    dtype: opt.Dtype = INSTANCE.dtype,
+    max_model_len: opt.MaxModelLen = None,
+    host: opt.Host = GATEWAY.host,
+    port: opt.Port = GATEWAY.port,
+    transfer: opt.TransferModeIfSplit = None,
+    verify_kv: opt.VerifyKVIfSplit = None,
+    page_size: opt.PageSize = INSTANCE.page_size,
+    chunk_tokens: opt.ChunkTokens = INSTANCE.chunk_tokens,
+    max_running: opt.MaxRunning = INSTANCE.max_running,
+    kv_memory: opt.KVMemory = INSTANCE.kv_memory_bytes,
+    threads: opt.Threads = INSTANCE.threads,
+    max_queued: opt.MaxQueued = GATEWAY.max_queued,
+    deadline: opt.Deadline = GATEWAY.deadline_s,
+    log_level: opt.LogLevel = INSTANCE.log_level,
+) -> int:
+    """A gateway and its instances on this machine: an OpenAI-compatible server. Ctrl-C ends all of them."""
+    configure_logging(log_level, "serve")
+    options = ServeOptions(
+        model=model,
+        served_name=served_name or default_served_name(model),
+        dtype=cast("KVDtype", dtype),
+        max_model_len=max_model_len,
+        host=host,
+        port=port,
+        prefillers=prefillers,
+        decoders=decoders,
+        colocated=colocated,
+        transfer=cast("Transfer | None", transfer),
+        verify_kv=verify_kv,
+        page_size=page_size,
+        chunk_tokens=chunk_tokens,
+        max_running=max_running,
+        kv_memory_bytes=kv_memory,
+        threads=threads,
+        max_queued=max_queued,
+        deadline_s=deadline,
+        log_level=log_level,
+    )
+    return 0 if serve(options) else 1
+
+
+@app.command()
+def gateway(
+    *,
+    name: opt.ProcessName = None,
+    model: opt.ModelName = BUILTIN_NAME,
+    served_name: opt.ServedName = None,
+    host: opt.Host = GATEWAY.host,
+    port: opt.Port = GATEWAY.port,
+    control: opt.Control = None,
+    insecure: opt.Insecure = False,
+    max_queued: opt.MaxQueued = GATEWAY.max_queued,
+    deadline: opt.Deadline = GATEWAY.deadline_s,
+    log_level: opt.LogLevel = GATEWAY.log_level,
+) -> None:
+    """One gateway: HTTP on one side, instances on the other."""
+    name = name or _default_name("gateway")
+    configure_logging(log_level, name)
+    control = default_control() if control is None else require_endpoint("control", control, insecure=insecure)
+    port = require_free_port(host, port)
+    options = GatewayOptions(
+        name=name,
+        host=host,
+        port=port,
+        control=control,
+        tokenizer=fetch_model(model),
+        model=served_name or default_served_name(model),
+        max_queued=max_queued,
+        deadline_s=deadline,
+        log_level=log_level,
+    )
+    # Function-local: a role is loaded when all is right, and only the one that is to run.
+    from headrace.gateway.server import run_gateway
+
+    run_gateway(options)
+
+
+@app.command()
+def prefiller(
+    *,
+    name: opt.ProcessName = None,
+    model: opt.ModelName = BUILTIN_NAME,
+    served_name: opt.ServedName = None,
+    dtype: opt.Dtype = INSTANCE.dtype,
+    max_model_len: opt.MaxModelLen = None,
+    gateway: opt.Gateways = None,
+    fabric_host: opt.FabricHost = INSTANCE.fabric_host,
+    insecure: opt.Insecure = False,
+    transfer: opt.TransferMode = INSTANCE.transfer,
+    page_size: opt.PageSize = INSTANCE.page_size,
+    chunk_tokens: opt.ChunkTokens = INSTANCE.chunk_tokens,
+    max_running: opt.MaxRunning = INSTANCE.max_running,
+    kv_memory: opt.KVMemory = INSTANCE.kv_memory_bytes,
+    threads: opt.Threads = INSTANCE.threads,
+    log_level: opt.LogLevel = INSTANCE.log_level,
+) -> None:
+    """One prefiller: computes the KV of prompts and sends it to decoders."""
+    name = name or _default_name("prefiller")
+    configure_logging(log_level, name)
+    options = InstanceOptions(
+        role="prefiller",
+        name=name,
+        gateways=_gateways(gateway, insecure=insecure),
+        fabric_host=require_fabric_host(fabric_host, insecure=insecure),
+        model_dir=fetch_model(model),
+        model=served_name or default_served_name(model),
+        dtype=cast("KVDtype", dtype),
+        max_model_len=max_model_len,
+        transfer=cast("Transfer", transfer),
+        page_size=page_size,
+        chunk_tokens=chunk_tokens,
+        max_running=max_running,
+        kv_memory_bytes=kv_memory,
+        threads=threads,
+        log_level=log_level,
+    )
+    from headrace.roles.prefiller import run_prefiller  # function-local: see gateway
+
+    run_prefiller(options)
+
+
+@app.command()
+def decoder(
+    *,
+    name: opt.ProcessName = None,
+    model: opt.ModelName = BUILTIN_NAME,
+    served_name: opt.ServedName = None,
+    dtype: opt.Dtype = INSTANCE.dtype,
+    max_model_len: opt.MaxModelLen = None,
+    gateway: opt.Gateways = None,
+    fabric_host: opt.FabricHostIfSplit = None,
+    insecure: opt.Insecure = False,
+    colocated: opt.Colocated = False,
+    verify_kv: opt.VerifyKVIfSplit = None,
+    page_size: opt.PageSize = INSTANCE.page_size,
+    chunk_tokens: opt.ChunkTokens = INSTANCE.chunk_tokens,
+    max_running: opt.MaxRunning = INSTANCE.max_running,
+    kv_memory: opt.KVMemory = INSTANCE.kv_memory_bytes,
+    threads: opt.Threads = INSTANCE.threads,
+    log_level: opt.LogLevel = INSTANCE.log_level,
+) -> None:
+    """One decoder: takes the KV of prompts and generates; with --colocated it computes prompts itself."""
+    role: Role = "colocated" if colocated else "decoder"
+    name = name or _default_name(role)
+    configure_logging(log_level, name)
+    if colocated:
+        opt.refuse_with_colocated({"verify_kv": verify_kv, "fabric_host": fabric_host})
+    options = InstanceOptions(
+        role=role,
+        name=name,
+        gateways=_gateways(gateway, insecure=insecure),
+        fabric_host=require_fabric_host(
+            INSTANCE.fabric_host if fabric_host is None else fabric_host, insecure=insecure
+        ),
+        model_dir=fetch_model(model),
+        model=served_name or default_served_name(model),
+        dtype=cast("KVDtype", dtype),
+        max_model_len=max_model_len,
+        verify_kv=INSTANCE.verify_kv if verify_kv is None else verify_kv,
+        page_size=page_size,
+        chunk_tokens=chunk_tokens,
+        max_running=max_running,
+        kv_memory_bytes=kv_memory,
+        threads=threads,
+        log_level=log_level,
+    )
+    from headrace.roles.decoder import run_decoder  # function-local: see gateway
+
+    run_decoder(options)
+
+
+def _default_name(role: str) -> str:
+    return f"{role}-{os.getpid()}"
+
+
+def _gateways(endpoints: Sequence[str] | None, *, insecure: bool) -> tuple[str, ...]:
+    if not endpoints:
+        return (default_control(),)
+    return tuple(require_endpoint("gateway", endpoint, insecure=insecure) for endpoint in endpoints)

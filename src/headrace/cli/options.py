@@ -1,0 +1,206 @@
+"""The options of all commands, each once: its name, what it takes, what it is for.
+
+Their defaults are those of GatewayOptions and InstanceOptions; the commands put both together. `IfSplit`: None where
+it was not given, for it would do nothing with --colocated.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args
+
+import typer
+
+from headrace.cli.logs import LEVELS
+from headrace.cli.values import in_units, one_of, plain_name, seconds, size_in_bytes, whole_number
+from headrace.errors import InputError
+from headrace.gateway.options import GatewayOptions
+from headrace.kvcache.layout import KVDtype
+from headrace.model.builtin import BUILTIN_NAME
+from headrace.roles.options import InstanceOptions, Transfer
+
+INSTANCE_DEFAULTS: Final = InstanceOptions(role="decoder", name="", gateways=(), model_dir=Path(), model="")
+GATEWAY_DEFAULTS: Final = GatewayOptions(control="", tokenizer=Path(), model="")
+
+MODEL_PANEL = "Model"
+MEMORY_PANEL = "Memory and batches"
+PLACE_PANEL = "Addresses"
+PROCESS_PANEL = "Processes"
+
+MOST_TOKENS = 2**20
+MOST_REQUESTS = 2**16
+
+
+def _option(names: str, metavar: str | None, help_text: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 (typer's)
+    return typer.Option(names, metavar=metavar, help=help_text, rich_help_panel=panel, **more)
+
+
+ModelName = Annotated[
+    str,
+    _option("--model", "NAME", f"A Hugging Face directory, a hub id (org/name), or {BUILTIN_NAME}.", MODEL_PANEL),
+]
+ServedName = Annotated[
+    str | None,
+    _option(
+        *("--served-name", "NAME", "What clients call the model; without it, what --model says.", MODEL_PANEL),
+        parser=plain_name,
+        show_default=False,
+    ),
+]
+Dtype = Annotated[
+    str,
+    _option(
+        *("--dtype", "|".join(get_args(KVDtype)), "Of weights, arithmetic and KV.", MODEL_PANEL),
+        parser=one_of(*get_args(KVDtype)),
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    _option(
+        *("--max-model-len", "TOKENS", "Of prompt and output together; without it, what model and KV memory allow."),
+        MODEL_PANEL,
+        parser=whole_number(least=2, most=MOST_TOKENS),
+        show_default=False,
+    ),
+]
+
+PageSize = Annotated[
+    int,
+    _option(
+        *("--page-size", "TOKENS", "Of a KV page, the unit of memory and of transfer.", MEMORY_PANEL),
+        parser=whole_number(least=1, most=MOST_TOKENS),
+    ),
+]
+ChunkTokens = Annotated[
+    int,
+    _option(
+        *("--chunk-tokens", "TOKENS", "Prompt tokens computed in one step, at most.", MEMORY_PANEL),
+        parser=whole_number(least=1, most=MOST_TOKENS),
+    ),
+]
+MaxRunning = Annotated[
+    int,
+    _option(
+        *("--max-running", "N", "Requests that hold KV pages at once, at most.", MEMORY_PANEL),
+        parser=whole_number(least=1, most=MOST_REQUESTS),
+    ),
+]
+KVMemory = Annotated[
+    int,
+    _option(
+        *("--kv-memory", "SIZE", "KV memory of an instance: 512MiB, 2GB, or bytes.", MEMORY_PANEL),
+        parser=size_in_bytes,
+        show_default=in_units(INSTANCE_DEFAULTS.kv_memory_bytes),
+    ),
+]
+Threads = Annotated[
+    int,
+    _option(
+        *("--threads", "N", "CPU threads that compute, for an instance.", MEMORY_PANEL),
+        parser=whole_number(least=1, most=1024),
+    ),
+]
+
+_TRANSFER = _option(
+    *("--transfer", "|".join(get_args(Transfer)), "Send each layer as it is computed, or all when all are."),
+    MEMORY_PANEL,
+    parser=one_of(*get_args(Transfer)),
+    show_default=INSTANCE_DEFAULTS.transfer,
+)
+TransferMode = Annotated[str, _TRANSFER]
+TransferModeIfSplit = Annotated[str | None, _TRANSFER]
+
+VerifyKVIfSplit = Annotated[
+    bool | None,
+    _option(
+        *("--verify-kv/--no-verify-kv", None, "Compare a digest of every KV page that was received.", MEMORY_PANEL),
+        show_default="verify-kv",
+    ),
+]
+
+Host = Annotated[str, _option("--host", "ADDRESS", "Where HTTP listens.", PLACE_PANEL)]
+Port = Annotated[
+    int,
+    _option(
+        *("--port", "PORT", "Where HTTP listens; 0 for any that is free.", PLACE_PANEL),
+        parser=whole_number(least=0, most=65535),
+    ),
+]
+Control = Annotated[
+    str | None,
+    _option(
+        *("--control", "ENDPOINT", "Where instances announce themselves; without it, a socket in your run directory."),
+        PLACE_PANEL,
+        show_default=False,
+    ),
+]
+Gateways = Annotated[
+    list[str] | None,
+    _option(
+        *("--gateway", "ENDPOINT", "A gateway's --control, once for each; without it, the default one.", PLACE_PANEL),
+        show_default=False,
+    ),
+]
+_FABRIC_HOST = _option(
+    *("--fabric-host", "ADDRESS", "Where KV pages are sent from and received.", PLACE_PANEL),
+    show_default=INSTANCE_DEFAULTS.fabric_host,
+)
+FabricHost = Annotated[str, _FABRIC_HOST]
+FabricHostIfSplit = Annotated[str | None, _FABRIC_HOST]
+Insecure = Annotated[
+    bool,
+    _option(
+        *("--insecure", None, "Allow addresses that others can reach: messages are not authenticated.", PLACE_PANEL),
+    ),
+]
+
+Prefillers = Annotated[
+    int | None,
+    _option(
+        *("--prefillers", "N", "Processes that compute prompts.", PROCESS_PANEL),
+        parser=whole_number(least=1, most=256),
+        show_default="1",
+    ),
+]
+Decoders = Annotated[
+    int,
+    _option(
+        *("--decoders", "N", "Processes that generate; with --colocated those that do both.", PROCESS_PANEL),
+        parser=whole_number(least=1, most=256),
+    ),
+]
+Colocated = Annotated[
+    bool, _option("--colocated", None, "One pool: prompts are computed where tokens are generated.", PROCESS_PANEL)
+]
+ProcessName = Annotated[
+    str | None,
+    _option(
+        *("--name", "NAME", "In log lines and metrics; without it, role and process id.", PROCESS_PANEL),
+        parser=plain_name,
+        show_default=False,
+    ),
+]
+MaxQueued = Annotated[
+    int,
+    _option(
+        *("--max-queued", "N", "Requests that wait; the next one is answered 429.", PROCESS_PANEL),
+        parser=whole_number(least=1, most=MOST_REQUESTS),
+    ),
+]
+Deadline = Annotated[
+    float,
+    _option("--deadline", "SECONDS", "Of a request that names none.", PROCESS_PANEL, parser=seconds),
+]
+LogLevel = Annotated[
+    str,
+    _option(
+        *("--log-level", "|".join(LEVELS), "At debug, a line for every request, and tracebacks.", PROCESS_PANEL),
+        parser=one_of(*LEVELS),
+    ),
+]
+
+
+def refuse_with_colocated(given: Mapping[str, object]) -> None:
+    """Raises InputError where one of these options was given."""
+    for field, value in given.items():
+        if value is not None:
+            raise InputError(field, "must be left out with --colocated: no KV travels then")

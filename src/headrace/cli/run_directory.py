@@ -1,0 +1,54 @@
+"""Where sockets lie: a folder of this user alone, found alike by every process that the user starts.
+
+`$XDG_RUNTIME_DIR/headrace`, or `headrace-UID` in the folder for temporary files. What lies in it is reachable by its
+owner only, which is all the protection that control messages have.
+"""
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.cli.network import require_socket_path
+from headrace.errors import InputError
+
+CONTROL_SOCKET = "control.sock"
+
+
+def user_directory() -> Path:
+    """Made when it is missing. Raises InputError where it is not ours alone."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if Path(runtime).is_absolute() and os.access(runtime, os.W_OK | os.X_OK):
+        folder = Path(runtime) / "headrace"
+    else:
+        folder = Path(tempfile.gettempdir()) / f"headrace-{os.geteuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise InputError("XDG_RUNTIME_DIR", f"must be a folder for sockets: {error}") from error
+    # Anybody may make a folder of that name in /tmp, and then listen to what we say there.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise InputError("XDG_RUNTIME_DIR", f"{folder} must be a folder that belongs to you and nobody else may enter")
+    return folder
+
+
+def default_control() -> str:
+    """Where a gateway and the instances of one user meet when they are told nothing else."""
+    path = user_directory() / CONTROL_SOCKET
+    require_socket_path("XDG_RUNTIME_DIR", path)
+    return f"ipc://{path}"
+
+
+@contextmanager
+def private_directory() -> Iterator[Path]:
+    """For the processes of one `serve`; removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="serve-", dir=user_directory()))
+    try:
+        require_socket_path("XDG_RUNTIME_DIR", folder / CONTROL_SOCKET)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

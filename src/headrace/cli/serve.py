@@ -1,0 +1,161 @@
+"""`headrace serve`: a gateway and its instances on this machine, as processes of their own.
+
+Owns the plan of which processes run with which options, and what the person is told. Everything that can be wrong with
+the options, the port and the model is found before the first process starts.
+"""
+
+import asyncio
+import json
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from headrace.cli.child import Child
+from headrace.cli.fetching import fetch_model, require_pool
+from headrace.cli.network import require_free_port
+from headrace.cli.options import refuse_with_colocated
+from headrace.cli.readiness import wait_until_ready
+from headrace.cli.run_directory import CONTROL_SOCKET, private_directory
+from headrace.cli.supervisor import Supervisor
+from headrace.kvcache.layout import KVDtype
+from headrace.protocol.control import Role
+from headrace.roles.options import InstanceOptions, Transfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """None: the option was not given. Sizes as named, or in tokens."""
+
+    prefillers: int | None
+    decoders: int
+    colocated: bool
+    model: str
+    served_name: str
+    host: str
+    port: int
+    transfer: Transfer | None
+    verify_kv: bool | None
+    dtype: KVDtype
+    page_size: int
+    chunk_tokens: int
+    max_running: int
+    kv_memory_bytes: int
+    max_model_len: int | None
+    threads: int
+    max_queued: int
+    deadline_s: float
+    log_level: str
+
+
+def serve(options: ServeOptions) -> bool:
+    """Until a signal. -> whether all processes ended in time. Raises InputError, ChildEnded."""
+    if options.colocated:
+        refuse_with_colocated(
+            {"prefillers": options.prefillers, "transfer": options.transfer, "verify_kv": options.verify_kv}
+        )
+    port = require_free_port(options.host, options.port)
+    model_dir = fetch_model(options.model)
+    require_pool(_sized(options, model_dir))
+    with private_directory() as directory:
+        children = plan_children(options, port=port, model_dir=model_dir, directory=directory)
+        return asyncio.run(Supervisor(children, directory).run(partial(_bring_up, options, port)))
+
+
+def _sized(options: ServeOptions, model_dir: Path) -> InstanceOptions:
+    """Of any of its instances: they are all of the same size."""
+    return InstanceOptions(
+        role="decoder",
+        name="",
+        gateways=(),
+        model_dir=model_dir,
+        model=options.served_name,
+        dtype=options.dtype,
+        page_size=options.page_size,
+        max_running=options.max_running,
+        kv_memory_bytes=options.kv_memory_bytes,
+        max_model_len=options.max_model_len,
+    )
+
+
+async def _bring_up(options: ServeOptions, port: int) -> None:
+    host = reachable_host(options.host)
+    await wait_until_ready(host, port, Counter(role for role, _ in instances_of(options)))
+    sys.stdout.write(greeting(host, port, options.served_name))
+    sys.stdout.flush()
+
+
+# ---- which processes -------------------------------------------------------------------------------------------
+
+
+def plan_children(options: ServeOptions, *, port: int, model_dir: Path, directory: Path) -> tuple[Child, ...]:
+    control = f"ipc://{directory / CONTROL_SOCKET}"
+    model = ("--model", str(model_dir), "--served-name", options.served_name, "--log-level", options.log_level)
+    gateway = _child(
+        "gateway",
+        *("gateway", "--name", "gateway", "--control", control, "--host", options.host, "--port", str(port)),
+        *("--max-queued", str(options.max_queued), "--deadline", repr(options.deadline_s)),
+        *model,
+        restarts=False,
+    )
+    instances = [
+        _child(name, *_role_arguments(role, options), "--name", name, "--gateway", control, *model, *_sizes(options))
+        for role, name in instances_of(options)
+    ]
+    return (gateway, *instances)
+
+
+def instances_of(options: ServeOptions) -> list[tuple[Role, str]]:
+    if options.colocated:
+        return [("colocated", f"colocated-{index}") for index in range(options.decoders)]
+    num_prefillers = 1 if options.prefillers is None else options.prefillers
+    return [
+        *(("prefiller", f"prefiller-{index}") for index in range(num_prefillers)),
+        *(("decoder", f"decoder-{index}") for index in range(options.decoders)),
+    ]
+
+
+def _role_arguments(role: Role, options: ServeOptions) -> Sequence[str]:
+    match role:
+        case "prefiller":
+            return ("prefiller", "--transfer", options.transfer or "layers")
+        case "decoder":
+            return ("decoder", "--no-verify-kv" if options.verify_kv is False else "--verify-kv")
+        case "colocated":
+            return ("decoder", "--colocated")
+
+
+def _sizes(options: ServeOptions) -> Sequence[str]:
+    longest = () if options.max_model_len is None else ("--max-model-len", str(options.max_model_len))
+    return (
+        *("--dtype", options.dtype, "--page-size", str(options.page_size)),
+        *("--chunk-tokens", str(options.chunk_tokens), "--max-running", str(options.max_running)),
+        *("--kv-memory", str(options.kv_memory_bytes), "--threads", str(options.threads)),
+        *longest,
+    )
+
+
+def _child(name: str, *arguments: str, restarts: bool = True) -> Child:
+    # -P: a folder named headrace where the person happens to stand is not this package.
+    return Child(name=name, command=(sys.executable, "-P", "-m", "headrace", *arguments), restarts=restarts)
+
+
+# ---- what the person is told -----------------------------------------------------------------------------------
+
+
+def reachable_host(host: str) -> str:
+    """Where a client on this machine finds a server that listens at `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def greeting(host: str, port: int, model: str) -> str:
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    body = {"model": model, "messages": [{"role": "user", "content": "What is a water wheel?"}], "max_tokens": 60}
+    return (
+        f"\nheadrace serves {model} at {address}; Ctrl-C ends it. To try:\n\n"
+        f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"    -d {shlex.quote(json.dumps(body))}\n\n"
+    )

@@ -1,0 +1,80 @@
+"""Texts of the command line to values. Pure; each parser says what would be right and what it got.
+
+Typer also passes defaults through a parser, so each takes what it returns.
+"""
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from typer import BadParameter
+
+from headrace.protocol.messages import MAX_NAME, MOST_REMAINING_S
+
+UNITS = {
+    **{unit: 1000**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB"))},
+    **{unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)},
+}
+_UNIT_OF = {unit.lower(): factor for unit, factor in UNITS.items()}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+
+
+def size_in_bytes(value: object) -> int:
+    """`512MiB`, `1.5 GB`, or bytes; at least 1."""
+    match = _SIZE.fullmatch(str(value).strip().lower())
+    factor = _UNIT_OF.get(match[2] or "b") if match else None
+    num_bytes = int(Fraction(match[1]) * factor) if match and factor else 0
+    if num_bytes < 1:
+        raise BadParameter(f"must be a size such as 512MiB, 2GB or 1073741824, is {str(value)!r}")
+    return num_bytes
+
+
+def in_units(num_bytes: int) -> str:
+    """As size_in_bytes takes it, in the largest unit that it is a whole number of."""
+    unit = max((unit for unit, factor in UNITS.items() if num_bytes % factor == 0), key=lambda unit: UNITS[unit])
+    return f"{num_bytes // UNITS[unit]}{unit}"
+
+
+def whole_number(*, least: int, most: int | None = None) -> Callable[[object], int]:
+    wanted = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+
+    def parse(value: object) -> int:
+        text = str(value).strip()
+        number = int(text) if _WHOLE.fullmatch(text) else None
+        if number is None or number < least or (most is not None and number > most):
+            raise BadParameter(f"must be {wanted}, is {text!r}")
+        return number
+
+    return parse
+
+
+def seconds(value: object) -> float:
+    """Above 0, and no longer than a deadline can travel."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= MOST_REMAINING_S:
+        raise BadParameter(f"must be a number of seconds, at most {MOST_REMAINING_S:,.0f}, is {str(value)!r}")
+    return number
+
+
+def one_of(*choices: str) -> Callable[[object], str]:
+    """Of at least two."""
+    wanted = f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+    def parse(value: object) -> str:
+        if value not in choices:
+            raise BadParameter(f"must be {wanted}, is {str(value)!r}")
+        return str(value)
+
+    return parse
+
+
+def plain_name(value: object) -> str:
+    """What stands in log lines, metric labels and messages."""
+    text = str(value)
+    if not 0 < len(text) <= MAX_NAME or not text.isprintable() or " " in text:
+        raise BadParameter(f"must be 1 to {MAX_NAME} visible characters without spaces, is {text!r}")
+    return text

@@ -1,0 +1,254 @@
+"""Where messages of instances and attempts of requests meet: who is there, who waits, what is under way. No sockets.
+
+Owned by the gateway's loop; plain calls that take `now`. What it does with a message:
+
+    of an instance     the table of instances follows; who comes or leaves is told to decoders, attempts and the log
+    of an attempt      handed to it; where that is over, what the message holds open is closed (late grants, late work)
+    any news           lets the heads of the line try again
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.errors import InputError
+from headrace.gateway.attempt import Attempt, RequestMessage
+from headrace.gateway.control import Fault
+from headrace.gateway.instances import Came, Change, Instance, Instances, Left, Stranger, TurnedAway
+from headrace.gateway.line import Line
+from headrace.gateway.route import choose_prefiller, num_pages_wanted
+from headrace.gateway.timings import Timings
+from headrace.protocol.control import (
+    Abort,
+    Accepted,
+    Announce,
+    Beat,
+    Finished,
+    GatewayMessage,
+    Goodbye,
+    Granted,
+    InstanceMessage,
+    NeedPrefill,
+    NoRoom,
+    Prefilled,
+    PrefillerAddress,
+    Prefillers,
+    ReturnLease,
+    Status,
+    Tokens,
+    Wait,
+)
+from headrace.protocol.messages import Tier, Uuid
+
+Event = Literal["granted", "wait", "no_room", "need_prefill", "late", "lost"]
+EVENTS: Mapping[type, Event] = {
+    Granted: "granted",
+    Wait: "wait",
+    NoRoom: "no_room",
+    NeedPrefill: "need_prefill",
+}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchStatistics:
+    """Requests now, and events since the start."""
+
+    num_queued: Mapping[Tier, int]
+    num_running: int
+    num_events: Mapping[Event, int]
+    num_dropped: Mapping[Fault, int]  # messages, by what was wrong with them
+
+
+class Exchange:
+    """`send` tells whether the instance could be reached."""
+
+    def __init__(
+        self,
+        *,
+        uuid: Uuid,
+        model: str,
+        timings: Timings,
+        send: Callable[[Uuid, GatewayMessage], bool],
+        now: float,
+    ) -> None:
+        self.uuid = uuid
+        self.timings = timings
+        self.instances = Instances(model, timings)
+        self.line = Line()
+        self.no_decoder_since: float | None = now
+        self.stopped: str | None = None
+        self.placed_at: deque[float] = deque(maxlen=64)
+        self.events: Counter[Event] = Counter()
+        self._send = send
+        self._now = now
+        self._requests: dict[str, Callable[[], None]] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._placed: dict[str, tuple[Uuid, int]] = {}  # by attempt: its decoder, and pages
+        self._num_arrived = 0
+
+    # ---- the loop's calls --------------------------------------------------------------------------------------
+
+    def take(self, message: InstanceMessage, now: float) -> None:
+        """A message came."""
+        self._now = now
+        changes = self.instances.take(message, now)
+        for change in changes:
+            self._changed(change)
+        match message:
+            case Announce():
+                instance = self.instances.get(message.sender)
+                if instance is not None and not changes:
+                    self._greet(instance)  # it asks again: it had not heard us
+            case Status():
+                self.line.wake_heads()
+            case Goodbye():
+                pass
+            case _:
+                self._deliver(message)
+
+    def beat(self, now: float) -> None:
+        """Twice a second: who is silent leaves, everybody else hears that we are here."""
+        self._now = now
+        for change in self.instances.expire(now):
+            self._changed(change)
+        for instance in list(self.instances.alive()):
+            self.tell(instance.uuid, Beat(sender=self.uuid))
+
+    def stop(self, text: str) -> None:
+        """Every request that is under way ends with `text`, and no other begins. Idempotent."""
+        for attempt in list(self._attempts.values()):
+            attempt.release()  # now, while its decoder can still be told
+        self.stopped = text
+        for wake in self._requests.values():
+            wake()
+
+    # ---- what requests need ------------------------------------------------------------------------------------
+
+    def enter(self, request_id: str, wake: Callable[[], None]) -> None:
+        """A request begins. `wake` is called when it should look about. Raises InputError when its id is in use."""
+        if request_id in self._requests:
+            raise InputError("request_id", f"must be new, {request_id} is under way")
+        self._requests[request_id] = wake
+
+    def leave(self, request_id: str) -> None:
+        del self._requests[request_id]
+
+    def next_arrival(self) -> int:
+        self._num_arrived += 1
+        return self._num_arrived
+
+    def open(self, attempt: Attempt) -> None:
+        """Its messages reach it from now on."""
+        assert attempt.errand.request_id not in self._attempts, f"{attempt!r} is under way already"
+        self._attempts[attempt.errand.request_id] = attempt
+
+    def placed(self, attempt: Attempt) -> None:
+        """A decoder has accepted it: counted there until its next Status."""
+        self.placed_at.append(self._now)
+        decoder = None if attempt.decoder is None else self.instances.get(attempt.decoder)
+        if decoder is not None:
+            num_pages = num_pages_wanted(attempt.errand.wanted, decoder.announce.limits.page_size)
+            self._placed[attempt.errand.request_id] = (decoder.uuid, num_pages)
+            self.instances.placed(decoder.uuid, num_pages)
+        if attempt.prefiller is not None:
+            self.instances.leased(attempt.prefiller, len(attempt.errand.token_ids))
+
+    def close(self, attempt: Attempt) -> None:
+        """It is given up where it still runs; what is said about it from now on comes too late. Idempotent."""
+        attempt.release()
+        self._attempts.pop(attempt.errand.request_id, None)
+        placed = self._placed.pop(attempt.errand.request_id, None)
+        if placed is not None:
+            self.instances.ended(*placed)
+
+    def tell(self, to: Uuid, message: GatewayMessage) -> None:
+        """Whoever cannot be reached is gone: before this returns, its attempts know."""
+        if self.stopped is None and not self._send(to, message):
+            for change in self.instances.leave(to, "its connection is gone"):
+                self._changed(change)
+
+    # ---- who comes and goes ------------------------------------------------------------------------------------
+
+    def _changed(self, change: Change) -> None:
+        match change:
+            case Came(instance):
+                _log.info("%s is here: %s", instance, instance.described)
+                self._came(instance)
+            case Left(instance, reason):
+                _log.info("%s has left: %s", instance, reason)
+                self._left(instance, reason)
+            case TurnedAway(instance, reason):
+                _log.warning("%s is turned away: %s", instance, reason)
+            case Stranger(uuid):
+                self.tell(uuid, Beat(sender=self.uuid))
+        self.line.wake_heads()
+
+    def _came(self, instance: Instance) -> None:
+        if instance.decodes:
+            self.no_decoder_since = None
+        self._greet(instance)
+        if instance.announce.role == "prefiller":
+            self._tell_prefillers(*self.instances.of_role("decoder"))
+
+    def _left(self, instance: Instance, reason: str) -> None:
+        if instance.decodes and not self.instances.decoders():
+            self.no_decoder_since = self._now
+        for attempt in list(self._attempts.values()):
+            attempt.gone(instance.uuid, reason, self._now)
+        if instance.announce.role == "prefiller":
+            self._tell_prefillers(*self.instances.of_role("decoder"))
+
+    def _greet(self, instance: Instance) -> None:
+        self.tell(instance.uuid, Beat(sender=self.uuid))
+        if instance.announce.role == "decoder":
+            self._tell_prefillers(instance)
+
+    def _tell_prefillers(self, *decoders: Instance) -> None:
+        addresses = tuple(
+            PrefillerAddress(uuid=instance.uuid, fabric_address=instance.announce.fabric_address)
+            for instance in self.instances.of_role("prefiller")
+        )
+        for decoder in decoders:
+            self.tell(decoder.uuid, Prefillers(sender=self.uuid, prefillers=addresses))
+
+    # ---- what is said about attempts ---------------------------------------------------------------------------
+
+    def _deliver(self, message: RequestMessage) -> None:
+        if (event := EVENTS.get(type(message))) is not None:
+            self.events[event] += 1
+        attempt = self._attempts.get(message.request_id)
+        if isinstance(message, NeedPrefill) and attempt is not None and attempt.decoder == message.sender:
+            self._need_prefill(attempt, message)
+        elif attempt is None or not attempt.take(message, self._now):
+            self._late(message)
+        if isinstance(message, Prefilled | Finished):
+            self.line.wake_heads()  # a lease has ended, or pages are free
+
+    def _need_prefill(self, attempt: Attempt, message: NeedPrefill) -> None:
+        """Another prefiller than the one that failed."""
+        if not attempt.may_replace_prefiller(self._now):
+            return
+        others = [view for view in self.instances.prefillers() if view.uuid != message.prefiller]
+        prefiller = choose_prefiller(others, attempt.errand.wanted)
+        attempt.replace_prefiller(prefiller, self._now, answer_by=self._now + self.timings.need_prefill_s)
+
+    def _late(self, message: RequestMessage) -> None:
+        """Nobody waits for it any more. What it opens is closed."""
+        self.events["late"] += 1
+        match message:
+            case Granted():
+                self.tell(message.sender, ReturnLease(sender=self.uuid, lease=message.lease))
+            case Accepted() | Tokens() | NeedPrefill():
+                self.tell(message.sender, Abort(sender=self.uuid, request_id=message.request_id))
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have left the line."""
+        return len(self._requests) - len(self.line)
+
+    def __repr__(self) -> str:
+        return f"Exchange({self.instances!r}, {self.line!r}, requests={len(self._requests)})"

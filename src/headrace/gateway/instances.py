@@ -1,0 +1,250 @@
+"""The instances that a gateway knows: who they are, how they stand, when they were last heard. A table, no sockets.
+
+Owned by the gateway's loop; every call takes `now`, and tells what changed. The life of an entry, by uuid:
+
+    Announce        alive, or refused where it differs from the others (kept, and looked at again: they may leave)
+    any message     heard; one that was taken for gone is alive again
+    silence         absent: its requests are over; what it said of itself is kept for a while
+    Goodbye         forgotten at once
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from headrace.gateway.admit import longest_sequence
+from headrace.gateway.route import DecoderView, PrefillerView
+from headrace.gateway.timings import Timings
+from headrace.protocol.control import CONTROL_VERSION, Announce, Goodbye, InstanceMessage, Limits, Role, Status
+from headrace.protocol.messages import Uuid
+
+
+@dataclass(slots=True, kw_only=True)
+class Instance:
+    """`placed_*` and `leased_tokens`: what this gateway gave it to do since its last Status, less what ended."""
+
+    announce: Announce
+    heard_at: float
+    is_alive: bool = False
+    refusal: str | None = None
+    status: Status | None = None
+    placed_requests: int = 0
+    placed_pages: int = 0
+    leased_tokens: int = 0
+
+    @property
+    def uuid(self) -> Uuid:
+        return self.announce.sender
+
+    @property
+    def decodes(self) -> bool:
+        return self.announce.role != "prefiller"
+
+    @property
+    def described(self) -> str:
+        """For people: what it serves, and how much it holds."""
+        limits, told = self.announce.limits, self.announce
+        num_pages = limits.pool_tokens // limits.page_size
+        pages = f"{num_pages:,} pages of {limits.page_size} tokens = {limits.pool_tokens:,} tokens"
+        return f"model {told.model}, KV {pages}, pid {told.pid}"
+
+    def stands(self, status: Status | None) -> None:
+        """As it says, or (None) as it stands at its start."""
+        self.status = status
+        self.placed_requests = self.placed_pages = self.leased_tokens = 0
+
+    def __str__(self) -> str:
+        told = self.announce
+        return f"{told.role} {told.name}" if told.name else f"{told.role} {told.sender[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    instance: Instance
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """It differs from what is served here. Told once for each reason."""
+
+    instance: Instance
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """It knows another gateway, before this one, at this endpoint: a Beat makes it announce itself."""
+
+    uuid: Uuid
+
+
+Change = Came | Left | TurnedAway | Stranger
+
+
+class Instances:
+    """`model` is the name that all of them must serve."""
+
+    def __init__(self, model: str, timings: Timings) -> None:
+        self._model = model
+        self._timings = timings
+        self._known: dict[Uuid, Instance] = {}
+        self._looked_at: float | None = None
+
+    # ---- what is heard -----------------------------------------------------------------------------------------
+
+    def take(self, message: InstanceMessage, now: float) -> list[Change]:
+        """Of any message of an instance."""
+        match message:
+            case Goodbye():
+                return self.leave(message.sender, "it said goodbye", forget=True)
+            case Announce():
+                return self._announced(message, now)
+        instance = self._known.get(message.sender)
+        if instance is None:
+            return [Stranger(message.sender)] if isinstance(message, Status) else []
+        instance.heard_at = now
+        if isinstance(message, Status):
+            instance.stands(message)
+        return self._let_in(instance)
+
+    def _announced(self, announce: Announce, now: float) -> list[Change]:
+        changes: list[Change] = []
+        instance = self._known.get(announce.sender)
+        if instance is None or instance.announce != announce:
+            changes += self.leave(announce.sender, "it announces itself anew", forget=True)
+            instance = self._known[announce.sender] = Instance(announce=announce, heard_at=now)
+        instance.heard_at = now
+        return changes + self._let_in(instance)
+
+    def _let_in(self, instance: Instance) -> list[Change]:
+        if instance.is_alive:
+            return []
+        former, instance.refusal = instance.refusal, self._difference(instance.announce)
+        if instance.refusal is None:
+            instance.is_alive = True
+            return [Came(instance)]
+        return [] if instance.refusal == former else [TurnedAway(instance, instance.refusal)]
+
+    def _difference(self, announce: Announce) -> str | None:
+        fingerprint = next((known.announce.fingerprint for known in self.alive()), announce.fingerprint)
+        compared = (
+            ("control version", CONTROL_VERSION, announce.version),
+            ("model", self._model, announce.model),
+            ("model fingerprint", fingerprint, announce.fingerprint),
+        )
+        for what, ours, theirs in compared:
+            if ours != theirs:
+                return f"{what} differs: ours {ours!r}, theirs {theirs!r}"
+        return None
+
+    def leave(self, uuid: Uuid, reason: str, *, forget: bool = False) -> list[Change]:
+        """It is gone, or nobody can be reached there. Idempotent."""
+        instance = self._known.get(uuid)
+        if instance is None:
+            return []
+        if forget:
+            del self._known[uuid]
+        if not instance.is_alive:
+            return []
+        # How it stood says nothing about how it comes back: it will have aborted everything.
+        instance.is_alive = False
+        instance.stands(None)
+        return [Left(instance, reason)]
+
+    def expire(self, now: float) -> list[Change]:
+        """Who has been silent for too long. After a pause of our own nobody is blamed: what they said meanwhile is
+        still to be read."""
+        timings = self._timings
+        pause = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        if pause > timings.silence_s / 2:
+            for instance in self._known.values():
+                instance.heard_at += pause
+        silent = [known for known in self._known.values() if now - known.heard_at > timings.silence_s]
+        for instance in [known for known in silent if now - known.heard_at > timings.forget_s]:
+            self.leave(instance.uuid, "forgotten", forget=True)
+        left = (self.leave(known.uuid, f"silent for {timings.silence_s:g} s") for known in silent)
+        return list(chain.from_iterable(left))
+
+    # ---- what was given to them --------------------------------------------------------------------------------
+
+    def placed(self, uuid: Uuid, num_pages: int) -> None:
+        """A decoder took a request of ours."""
+        if (instance := self.get(uuid)) is not None:
+            instance.placed_requests += 1
+            instance.placed_pages += num_pages
+
+    def ended(self, uuid: Uuid, num_pages: int) -> None:
+        """One that `placed` told of is over."""
+        if (instance := self.get(uuid)) is not None:
+            instance.placed_requests -= 1
+            instance.placed_pages -= num_pages
+
+    def leased(self, uuid: Uuid, num_tokens: int) -> None:
+        """A prefiller granted a lease."""
+        if (instance := self.get(uuid)) is not None:
+            instance.leased_tokens += num_tokens
+
+    # ---- who is there ------------------------------------------------------------------------------------------
+
+    def get(self, uuid: Uuid) -> Instance | None:
+        """Only if it is alive."""
+        instance = self._known.get(uuid)
+        return instance if instance is not None and instance.is_alive else None
+
+    def name(self, uuid: Uuid | None) -> str:
+        """For people."""
+        instance = None if uuid is None else self.get(uuid)
+        return "-" if instance is None else instance.announce.name or instance.uuid[:8]
+
+    def alive(self) -> Iterator[Instance]:
+        """In the order in which they were first heard of."""
+        return (instance for instance in self._known.values() if instance.is_alive)
+
+    def of_role(self, *roles: Role) -> list[Instance]:
+        return [instance for instance in self.alive() if instance.announce.role in roles]
+
+    def decoders(self) -> list[DecoderView]:
+        return [_decoder_view(instance) for instance in self.alive() if instance.decodes]
+
+    def prefillers(self) -> list[PrefillerView]:
+        return [_prefiller_view(instance) for instance in self.of_role("prefiller")]
+
+    def limits(self) -> Limits | None:
+        """Of the decoder that holds the shortest sequences; None while there is none."""
+        limits = [instance.announce.limits for instance in self.alive() if instance.decodes]
+        return min(limits, key=longest_sequence, default=None)
+
+    def __repr__(self) -> str:
+        alive = sum(1 for _ in self.alive())
+        return f"Instances({alive} alive, {len(self._known) - alive} absent or refused)"
+
+
+def _decoder_view(instance: Instance) -> DecoderView:
+    limits, status = instance.announce.limits, instance.status
+    num_pages = limits.pool_tokens // limits.page_size
+    free = num_pages if status is None else status.num_free_pages
+    running = 0 if status is None else status.num_running
+    return DecoderView(
+        uuid=instance.uuid,
+        is_colocated=instance.announce.role == "colocated",
+        num_free_pages=min(num_pages, max(0, free - instance.placed_pages)),
+        page_size=limits.page_size,
+        num_running=max(0, running + instance.placed_requests),
+        max_running=limits.max_running,
+    )
+
+
+def _prefiller_view(instance: Instance) -> PrefillerView:
+    queued = 0 if instance.status is None else instance.status.num_queued_tokens
+    return PrefillerView(
+        uuid=instance.uuid,
+        num_queued_tokens=queued + instance.leased_tokens,
+        max_tokens=longest_sequence(instance.announce.limits),
+    )

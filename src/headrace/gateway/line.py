@@ -1,0 +1,66 @@
+"""The requests that wait for a lease and for pages: a tier's requests by arrival. Owned by the gateway's loop.
+
+Only the head of each tier tries, so that a full fleet is asked by two requests at a time, and nobody overtakes a large
+one in his own tier. Interactive requests go before flex ones: while their head lacks room at the decoders, the flex
+head does not take what becomes free. A request that is resumed has its old arrival, and stands in front.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from headrace.protocol.messages import Tier
+
+TIERS: tuple[Tier, ...] = ("interactive", "flex")
+
+
+@dataclass(order=True, slots=True)
+class Turn:
+    """One request's place. `wake` is called when it may try, or should try again. `lacks_room` is its own to set: no
+    decoder had pages for it."""
+
+    arrival: int
+    tier: Tier = field(compare=False)
+    wake: Callable[[], None] = field(compare=False)
+    lacks_room: bool = field(default=False, compare=False)
+
+
+class Line:
+    def __init__(self) -> None:
+        self._waiting: dict[Tier, list[Turn]] = {tier: [] for tier in TIERS}
+
+    @contextmanager
+    def standing(self, turn: Turn) -> Iterator[None]:
+        """In line inside; however it leaves, the next one is woken."""
+        waiting = self._waiting[turn.tier]
+        turn.lacks_room = False
+        insort(waiting, turn)
+        try:
+            yield
+        finally:
+            waiting.remove(turn)
+            self.wake_heads()
+
+    def may_try(self, turn: Turn) -> bool:
+        if self._waiting[turn.tier][0] is not turn:
+            return False
+        return turn.tier == "interactive" or not self._lacks_room("interactive")
+
+    def wake_heads(self) -> None:
+        """Something has changed that lets them try again."""
+        for waiting in self._waiting.values():
+            if waiting:
+                waiting[0].wake()
+
+    def _lacks_room(self, tier: Tier) -> bool:
+        return any(turn.lacks_room for turn in self._waiting[tier][:1])
+
+    def num_waiting(self, tier: Tier) -> int:
+        return len(self._waiting[tier])
+
+    def __len__(self) -> int:
+        return sum(len(waiting) for waiting in self._waiting.values())
+
+    def __repr__(self) -> str:
+        return f"Line({', '.join(f'{tier}={len(waiting)}' for tier, waiting in self._waiting.items())})"

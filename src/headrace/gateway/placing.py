@@ -1,0 +1,127 @@
+"""Finds a decoder that takes an attempt, and before that a prefiller that grants a lease. Runs in the request's task.
+
+    until it is at the head of its tier        holding nothing
+    choose decoder and prefiller               `route`, without those that have just said no
+    Reserve -> Granted | Wait                  Wait: the next prefiller; all of them: until there is news, or 50 ms
+    Generate -> Accepted | NoRoom | Rejected   NoRoom: the lease goes back, the next decoder; all: news, or 100 ms
+
+A prefiller that does not answer is not asked again by this request, and a decoder only if there is no other.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Protocol, TypeVar
+
+from headrace.errors import InputError
+from headrace.gateway.attempt import Attempt, State
+from headrace.gateway.exchange import Exchange
+from headrace.gateway.generation import Overloaded
+from headrace.gateway.line import Turn
+from headrace.gateway.patience import Patience
+from headrace.gateway.route import Route, route
+from headrace.protocol.messages import Uuid
+
+RETRY_AFTER_S = 2.0
+"""Told where no decoder is here: one that is restarted takes some seconds."""
+
+
+class Placing:
+    """Of one request, over all its attempts."""
+
+    def __init__(self, exchange: Exchange, patience: Patience, turn: Turn) -> None:
+        self._exchange = exchange
+        self._patience = patience
+        self._turn = turn
+        self._shunned: set[Uuid] = set()  # decoders that failed it
+        self._mute: set[Uuid] = set()  # prefillers that did not answer
+        self._full: set[Uuid] = set()  # said NoRoom in this round
+        self._busy: set[Uuid] = set()  # said Wait in this round
+
+    def shun(self, decoder: Uuid) -> None:
+        """Try others first."""
+        self._shunned.add(decoder)
+
+    async def place(self, attempt: Attempt) -> None:
+        """Until a decoder runs it, or had it and is gone. Raises InputError when it is rejected, Overloaded (503) or
+        GenerationFailed when no decoder is there for too long."""
+        self._patience.waiting_for = "its turn"
+        with self._exchange.line.standing(self._turn):
+            while attempt.state is State.PLACING:
+                while not self._exchange.line.may_try(self._turn):
+                    await self._patience.pause()
+                await self._try(attempt)
+        if attempt.rejected is not None:
+            field = attempt.rejected.field
+            raise InputError(field, attempt.rejected.text.removeprefix(f"{field}: "))
+
+    async def _try(self, attempt: Attempt) -> None:
+        chosen = self._choose(attempt)
+        timings = self._exchange.timings
+        if chosen is None:
+            await self._await_decoder()
+        elif chosen.decoder in self._full:
+            self._turn.lacks_room = True
+            await self._retry("room at a decoder", timings.room_retry_s)
+        elif chosen.prefiller in self._busy:
+            await self._retry("a lease from a prefiller", timings.lease_retry_s)
+        elif chosen.prefiller is None or await self._has_lease(attempt, chosen.prefiller):
+            await self._offer(attempt, chosen.decoder)
+
+    def _choose(self, attempt: Attempt) -> Route | None:
+        instances = self._exchange.instances
+        decoders = _rather_not(self._full, _rather_not(self._shunned, instances.decoders()))
+        prefillers = [view for view in instances.prefillers() if view.uuid not in self._mute]
+        return route(decoders, _rather_not(self._busy, prefillers), attempt.errand.wanted)
+
+    async def _retry(self, waiting_for: str, retry_s: float) -> None:
+        """A new round, at the next news."""
+        self._full.clear()
+        self._busy.clear()
+        self._patience.waiting_for = waiting_for
+        await self._patience.pause(self._patience.now() + retry_s)
+
+    async def _has_lease(self, attempt: Attempt, prefiller: Uuid) -> bool:
+        attempt.reserve(prefiller, self._patience.now())
+        answer_by = self._answer_by("a prefiller's answer")
+        while attempt.reserving is not None and self._patience.now() < answer_by:
+            await self._patience.pause(answer_by)
+        if attempt.reserving is not None:
+            attempt.stop_asking()
+            self._mute.add(prefiller)
+        elif attempt.lease is None:
+            self._busy.add(prefiller)
+        return attempt.lease is not None
+
+    async def _offer(self, attempt: Attempt, decoder: Uuid) -> None:
+        attempt.offer(decoder, self._patience.now())
+        answer_by = self._answer_by("a decoder's answer")
+        while attempt.state is State.OFFERED and self._patience.now() < answer_by:
+            await self._patience.pause(answer_by)
+        if attempt.state is State.OFFERED:
+            attempt.lose("its decoder does not answer")
+        if attempt.state is State.PLACING:
+            self._full.add(decoder)
+
+    def _answer_by(self, waiting_for: str) -> float:
+        self._patience.waiting_for = waiting_for
+        return self._patience.now() + self._exchange.timings.answer_s
+
+    async def _await_decoder(self) -> None:
+        since, comeback_s = self._exchange.no_decoder_since, self._exchange.timings.comeback_s
+        assert since is not None, "there is no decoder, and nobody has noticed"
+        if self._patience.now() >= since + comeback_s:
+            raise Overloaded(f"no decoder came back within {comeback_s:g} s", status=503, retry_after_s=RETRY_AFTER_S)
+        self._patience.waiting_for = "a decoder to come back"
+        await self._patience.pause(since + comeback_s)
+
+
+class _Named(Protocol):
+    @property
+    def uuid(self) -> Uuid: ...
+
+
+View = TypeVar("View", bound=_Named)
+
+
+def _rather_not(those: Collection[Uuid], views: Sequence[View]) -> Sequence[View]:
+    """Without them, unless nobody else is left."""
+    return [view for view in views if view.uuid not in those] or views

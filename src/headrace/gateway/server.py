@@ -1,0 +1,98 @@
+"""The gateway's process: its port, its loop, and its end. Holds HTTP side and dispatch side together.
+
+The port is bound first, before anything slow: in use is an error within moments. SIGTERM and SIGINT end the process
+within two seconds: nobody is accepted any more, what runs may finish for GRACE_S, the rest is told that the gateway
+ends. When the dispatch side fails, everything ends with what it failed with.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from headrace.gateway.app import make_app
+from headrace.gateway.chat import load_chat_template
+from headrace.gateway.dispatch import Dispatcher
+from headrace.gateway.intake import Intake
+from headrace.gateway.listening import bind
+from headrace.gateway.options import GatewayOptions
+from headrace.gateway.vocabulary import load_vocabulary
+
+GRACE_S = 0.5  # after a signal, for answers that are nearly done
+CANCEL_S = 1  # from then on: a client that does not even read its error is cut off
+
+logger = logging.getLogger(__name__)
+
+
+def run_gateway(options: GatewayOptions) -> None:
+    """Serves until a signal ends it. Raises InputError for what is wrong at the start."""
+    with bind(options.host, options.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(options, listener))
+
+
+async def serve(options: GatewayOptions, listener: socket.socket) -> None:
+    """Signals are taken from the first moment, also while the tokenizer is loaded."""
+    loop, signalled, closing = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signalled.set)
+    intake = await asyncio.to_thread(load_intake, options)
+    async with Dispatcher(options) as dispatcher:
+        app = make_app(dispatcher, intake, options, dispatcher.metrics.render, closing=closing)
+        server = make_server(app)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        failing = asyncio.create_task(dispatcher.wait_failed())
+        ending = asyncio.create_task(signalled.wait())
+        logger.info("%s answers at %s", options.name, url_of(listener))
+        try:
+            await asyncio.wait({serving, failing, ending}, return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED, timeout=GRACE_S)
+            closing.set()
+            await serving
+            if failing.done():
+                failing.result()
+        finally:
+            ending.cancel()
+            failing.cancel()
+
+
+def load_intake(options: GatewayOptions) -> Intake:
+    """The model's text side. Raises InputError."""
+    vocabulary = load_vocabulary(options.tokenizer)
+    template = load_chat_template(options.tokenizer, vocabulary.special_tokens)
+    return Intake(model=options.model, vocabulary=vocabulary, template=template)
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class SignalFreeServer(uvicorn.Server):
+    """Leaves signals to `serve`: uvicorn would take them over, and raise them again once it has shut down."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(app: FastAPI) -> SignalFreeServer:
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,  # a request's one line is the dispatch side's
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=CANCEL_S,
+    )
+    return SignalFreeServer(config)

@@ -1,0 +1,375 @@
+"""The decoder and colocated processes: where requests, engine and KV messenger meet.
+
+Owns the table of requests of all gateways, and the loop on which pages, engine and messenger live; the model runs on
+its own thread. The life of a request here:
+
+    Generate      pages reserved, or NoRoom; with a prefiller and a hit h < n-1 a ticket is opened, else prefilled here
+    Ready         its KV has landed: it decodes
+    TicketFailed  it holds nothing; NeedPrefill -> another ticket, or (answered so, or not in 200 ms) prefilled here
+    RequestDone   Finished, the one last word; also after Abort, its deadline, or the loss of its gateway
+
+A colocated process is the same without messenger and fabric.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+
+from headrace.engine.engine import Engine
+from headrace.engine.requests import (
+    Admission,
+    EngineOptions,
+    EngineRequest,
+    FirstStep,
+    NewToken,
+    RequestDone,
+    SamplingParams,
+)
+from headrace.errors import InputError
+from headrace.messenger.outcomes import (
+    DecoderOutcome,
+    LinkSuspected,
+    PeerReady,
+    PeerRefused,
+    PeerSuspected,
+    Ready,
+    TicketFailed,
+)
+from headrace.model.interface import nothing_after
+from headrace.protocol.control import (
+    Abort,
+    Accepted,
+    Finished,
+    FinishReason,
+    GatewayMessage,
+    Generate,
+    NeedPrefill,
+    NoRoom,
+    Prefillers,
+    PrefillFrom,
+    Rejected,
+    Status,
+    Tokens,
+    UsePrefiller,
+)
+from headrace.protocol.messages import clipped
+from headrace.roles.instance import Instance, open_instance
+from headrace.roles.links import GatewayUuid, Links
+from headrace.roles.options import InstanceOptions
+from headrace.roles.remote_prefill import PrefillerUuid, RemotePrefill
+from headrace.roles.served import MAX_TICKETS, Served
+from headrace.roles.status import decoder_status
+from headrace.roles.stopping import run_until_stopped
+
+NEED_PREFILL_PATIENCE_S = 0.2
+
+FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "aborted": "abort", "failed": "error"}
+
+_log = logging.getLogger(__name__)
+
+
+def run_decoder(options: InstanceOptions) -> None:
+    """A decoder, or with role "colocated" both phases in one, until SIGINT or SIGTERM. Raises InputError,
+    FabricError."""
+    with open_instance(options) as instance:
+        run_until_stopped(lambda: _Decoder(instance).run())
+
+
+class _Decoder:
+    def __init__(self, instance: Instance) -> None:
+        options = instance.options
+        self._instance = instance
+        self._uuid = instance.identity.uuid
+        self._is_colocated = options.role == "colocated"
+        self._engine = Engine(
+            pages=instance.pages,
+            options=EngineOptions(
+                page_size=options.page_size,
+                chunk_tokens=options.chunk_tokens,
+                max_running=options.max_running,
+                max_model_len=instance.max_model_len,
+                sample_from_prefill=self._is_colocated,
+            ),
+            salt=instance.salt,
+            vocab_size=instance.shape.vocab_size,
+        )
+        self._exits = ExitStack()
+        self._remote: RemotePrefill | None = None
+        if not self._is_colocated:
+            self._remote = RemotePrefill(instance, self._on_outcome)
+            self._exits.callback(self._remote.close)
+        self._links = self._exits.enter_context(
+            Links(
+                options.gateways,
+                announce=instance.announce(fabric_address=b""),
+                status=self._status,
+                on_message=self._on_message,
+                on_lost=self._on_gateway_lost,
+            )
+        )
+        self._served: dict[str, Served] = {}
+        self._work = asyncio.Event()
+
+    async def run(self) -> None:
+        if self._remote is None:
+            self._instance.log_start(provider="", address=b"")
+        else:
+            self._instance.log_start(provider=self._remote.provider, address=self._remote.address)
+        with self._exits:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._links.run())
+                if self._remote is not None:
+                    tasks.create_task(self._remote.run())
+                tasks.create_task(self._turns())
+
+    async def _turns(self) -> None:
+        while True:
+            if not await self._turn():
+                self._work.clear()
+                await self._work.wait()
+
+    async def _turn(self) -> bool:
+        """One step of the engine. -> whether there was one."""
+        if self._remote is not None:
+            self._remote.turn()
+        step = self._engine.begin_step(time.monotonic())
+        self._tell_outputs()
+        if step is None:
+            return False
+        try:
+            tokens = await self._instance.compute(partial(self._instance.runner.run, step.rows, nothing_after))
+        except (InputError, RuntimeError, MemoryError) as error:
+            _log.exception("a step failed")
+            self._engine.fail_step(step, f"the step failed: {error}")
+        else:
+            self._engine.commit_step(step, tokens, time.monotonic())
+        self._tell_outputs()
+        return True
+
+    # ---- what gateways ask -------------------------------------------------------------------------------------
+
+    def _on_message(self, gateway: GatewayUuid, message: GatewayMessage) -> None:
+        match message:
+            case Generate():
+                self._on_generate(gateway, message)
+            case Abort():
+                self._end(message.request_id, gateway, "abort", "")
+            case UsePrefiller():
+                self._on_use_prefiller(gateway, message)
+            case Prefillers():
+                self._on_prefillers(gateway, message)
+            case _:
+                _log.warning("a %s is not for a decoder", type(message).__name__)
+        self._work.set()
+
+    def _on_generate(self, gateway: GatewayUuid, generate: Generate) -> None:
+        if generate.request_id in self._served:
+            return  # repeated
+        now = time.monotonic()
+        try:
+            request = _engine_request(generate)
+            self._engine.check_request(request)
+        except InputError as error:
+            rejected = Rejected(
+                sender=self._uuid, request_id=generate.request_id, field=error.field, text=clipped(str(error))
+            )
+            self._links.send(gateway, rejected)
+            return
+        admission = self._engine.try_admit(request)
+        if admission is None:
+            free = self._instance.pages.num_free_or_cached
+            self._links.send(gateway, NoRoom(sender=self._uuid, request_id=generate.request_id, num_free_pages=free))
+            return
+        served = Served(gateway=gateway, generate=generate, deadline=now + generate.remaining_s, timers=[])
+        self._served[generate.request_id] = served
+        self._after(served, generate.remaining_s, self._on_deadline)
+        uses_lease = self._place(served, admission, generate.prefill)
+        self._accept(served, uses_lease=uses_lease)
+
+    def _place(self, served: Served, admission: Admission, prefill: PrefillFrom | None) -> bool:
+        """Have it prefilled there or here. -> whether there."""
+        served.is_parked = False
+        if prefill is not None and self._remote is not None and served.num_tickets < MAX_TICKETS:
+            now = time.monotonic()
+            imm = self._remote.try_fetch(
+                admission,
+                pages=self._engine.pages_to_fetch(served.request_id),
+                prefiller=PrefillerUuid(prefill.prefiller),
+                lease=prefill.lease,
+                remaining_s=max(0.0, served.deadline - now),
+            )
+            if imm is not None:
+                served.imm, served.prefiller, served.asked_at = imm, prefill.prefiller, now
+                served.num_tickets += 1
+                self._engine.fetch(served.request_id)
+                return True
+        served.started_at = time.monotonic()
+        self._engine.start(served.request_id)
+        return False
+
+    def _on_use_prefiller(self, gateway: GatewayUuid, message: UsePrefiller) -> None:
+        served = self._served.get(message.request_id)
+        if served is None or served.gateway != gateway or not served.is_parked:
+            return  # over, or the answer came too late
+        admission = None
+        if message.prefill is not None:
+            admission = self._engine.try_readmit(message.request_id)
+        if admission is None:
+            self._prefill_here(served)
+            uses_lease = False
+        else:
+            uses_lease = self._place(served, admission, message.prefill)
+        if message.prefill is not None:
+            self._accept(served, uses_lease=uses_lease)
+
+    def _prefill_here(self, served: Served) -> None:
+        """When there is room: it waits in its tier, holding nothing."""
+        if served.is_parked:
+            served.is_parked = False
+            served.started_at = time.monotonic()
+            self._engine.wait_for_room(served.request_id)
+            self._work.set()
+
+    def _on_prefillers(self, gateway: GatewayUuid, message: Prefillers) -> None:
+        if self._remote is not None:
+            self._remote.name(
+                gateway, {PrefillerUuid(prefiller.uuid): prefiller.fabric_address for prefiller in message.prefillers}
+            )
+
+    def _on_gateway_lost(self, gateway: GatewayUuid) -> None:
+        for served in [served for served in self._served.values() if served.gateway == gateway]:
+            self._end(served.request_id, gateway, "abort", "")
+        if self._remote is not None:
+            self._remote.gateway_lost(gateway)
+        self._work.set()
+
+    def _on_deadline(self, served: Served) -> None:
+        self._end(served.request_id, served.gateway, "error", "the deadline of the request passed")
+        self._work.set()
+
+    def _end(self, request_id: str, gateway: GatewayUuid, reason: FinishReason, text: str) -> None:
+        """Give it up, wherever it is. Idempotent."""
+        served = self._served.get(request_id)
+        if served is None or served.gateway != gateway or served.failure is not None:
+            return
+        served.failure = (reason, text)
+        if served.imm is not None and self._remote is not None:
+            self._remote.cancel(served.imm)
+        self._engine.abort(request_id)
+        self._tell_outputs()
+
+    # ---- what the messenger tells ------------------------------------------------------------------------------
+
+    def _on_outcome(self, outcome: DecoderOutcome) -> None:
+        match outcome:
+            case Ready():
+                # Told to the engine for a request that has ended meanwhile too: it knows whose the pages are.
+                self._engine.fetched(outcome.request_id, outcome.cached_len)
+                if (served := self._of_ticket(outcome)) is not None:
+                    served.imm, served.landed_at = None, outcome.landed_at
+            case TicketFailed():
+                self._engine.fetch_failed(outcome.request_id)
+                if (served := self._of_ticket(outcome)) is not None:
+                    self._on_ticket_failed(served, outcome)
+            case PeerReady():
+                _log.debug("prefiller %s is ready", outcome.uuid)
+            case PeerRefused():
+                _log.error("a prefiller and this decoder do not fit together: %s", outcome.text)
+            case PeerSuspected() | LinkSuspected():
+                _log.warning("prefiller suspected: %s", outcome.text)
+        self._work.set()
+
+    def _of_ticket(self, outcome: Ready | TicketFailed) -> Served | None:
+        """None where the request has ended."""
+        served = self._served.get(outcome.request_id)
+        return served if served is not None and served.imm == outcome.imm else None
+
+    def _on_ticket_failed(self, served: Served, failed: TicketFailed) -> None:
+        _log.info("%s: ticket failed (%s): %s", served.request_id, failed.reason, failed.text)
+        served.imm = served.asked_at = None
+        served.is_parked = True
+        if served.num_tickets >= MAX_TICKETS or failed.refusal == "too_long":
+            self._prefill_here(served)
+            return
+        need = NeedPrefill(
+            sender=self._uuid,
+            request_id=served.request_id,
+            prefiller=served.prefiller,
+            reason=clipped(f"{failed.reason}: {failed.text}"),
+        )
+        self._links.send(served.gateway, need)
+        self._after(served, NEED_PREFILL_PATIENCE_S, self._prefill_here)
+
+    # ---- what the engine tells ---------------------------------------------------------------------------------
+
+    def _tell_outputs(self) -> None:
+        tokens: dict[str, list[NewToken]] = {}
+        for output in self._engine.drain_outputs():
+            match output:
+                case NewToken():
+                    tokens.setdefault(output.request_id, []).append(output)
+                case FirstStep():
+                    served = self._served[output.request_id]
+                    served.first_step_at, served.first_step_s = output.began_at, output.step_s
+                case RequestDone():
+                    self._tell_tokens(tokens.pop(output.request_id, []))
+                    self._tell_done(output)
+        for of_request in tokens.values():
+            self._tell_tokens(of_request)
+
+    def _tell_tokens(self, tokens: list[NewToken]) -> None:
+        if tokens:
+            served = self._served[tokens[0].request_id]
+            token_ids = tuple(token.token_id for token in tokens)
+            said = Tokens(sender=self._uuid, request_id=served.request_id, index=tokens[0].index, token_ids=token_ids)
+            self._links.send(served.gateway, said)
+
+    def _tell_done(self, done: RequestDone) -> None:
+        served = self._served.pop(done.request_id)
+        for timer in served.timers:
+            timer.cancel()
+        reason, text = served.failure or (FINISH_REASONS[done.reason], done.text)
+        finished = Finished(
+            sender=self._uuid,
+            request_id=served.request_id,
+            reason=reason,
+            text=clipped(text),
+            num_tokens=done.num_tokens,
+            cached_tokens=done.cached_len,
+            waterfall=served.waterfall(),
+        )
+        self._links.send(served.gateway, finished)
+
+    # ---- small things ------------------------------------------------------------------------------------------
+
+    def _accept(self, served: Served, *, uses_lease: bool) -> None:
+        accepted = Accepted(sender=self._uuid, request_id=served.request_id, uses_lease=uses_lease)
+        self._links.send(served.gateway, accepted)
+
+    def _after(self, served: Served, delay_s: float, act: Callable[[Served], None]) -> None:
+        """Unless the request ends before."""
+        served.timers.append(asyncio.get_running_loop().call_later(delay_s, act, served))
+
+    def _status(self) -> Status:
+        return decoder_status(self._instance, self._engine, self._remote)
+
+
+def _engine_request(generate: Generate) -> EngineRequest:
+    sampling = generate.sampling
+    return EngineRequest(
+        request_id=generate.request_id,
+        token_ids=generate.token_ids,
+        max_tokens=generate.max_tokens,
+        sampling=SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            choice=sampling.choice,
+        ),
+        stop_token_ids=frozenset(generate.stop_token_ids),
+        tier=generate.tier,
+    )

@@ -1,0 +1,125 @@
+"""What every process with a model has: the model, its KV memory, the thread that computes, and how it is described.
+
+Owns them from `open_instance` to its end; the role that uses them owns pages and requests. Knows no messages but the
+description that it gives of itself.
+"""
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from headrace.engine.runner import Runner
+from headrace.kvcache.layout import PoolLayout
+from headrace.kvcache.memory import PoolMemory
+from headrace.kvcache.pages import PagePool
+from headrace.kvcache.pool import layer_views
+from headrace.kvcache.prefix import PrefixIndex
+from headrace.messenger.hello import Identity
+from headrace.model.checkpoint import fingerprint
+from headrace.model.shape import ModelShape
+from headrace.model.weights import load_model
+from headrace.protocol.control import CONTROL_VERSION, Announce, Limits
+from headrace.roles.options import InstanceOptions
+from headrace.roles.pool_plan import plan_pool
+
+Computed = TypeVar("Computed")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    options: InstanceOptions
+    identity: Identity
+    shape: ModelShape
+    layout: PoolLayout
+    memory: PoolMemory
+    pages: PagePool
+    runner: Runner
+    max_model_len: int
+    _model_thread: ThreadPoolExecutor
+
+    async def compute(self, work: Callable[[], Computed]) -> Computed:
+        """Run on the model thread, one after the other."""
+        return await asyncio.get_running_loop().run_in_executor(self._model_thread, work)
+
+    @property
+    def salt(self) -> bytes:
+        """Of the prefix index: equal prompts of different models never meet."""
+        return self.identity.fingerprint.encode()
+
+    def announce(self, *, fabric_address: bytes) -> Announce:
+        process = self.identity.process
+        return Announce(
+            sender=self.identity.uuid,
+            role=self.options.role,
+            version=CONTROL_VERSION,
+            name=self.options.name,
+            model=self.options.model,
+            fingerprint=self.identity.fingerprint,
+            limits=Limits(
+                max_model_len=self.max_model_len,
+                pool_tokens=self.layout.num_pages * self.layout.kv.page_size,
+                page_size=self.layout.kv.page_size,
+                max_running=self.options.max_running,
+            ),
+            fabric_address=fabric_address,
+            host=process.host,
+            pid=process.pid,
+            started=process.started,
+        )
+
+    def log_start(self, *, provider: str, address: bytes) -> None:
+        kv, pages = self.layout.kv, self.layout.num_pages
+        where = f"{provider} at {readable_address(address)}" if address else "no fabric"
+        _log.info(
+            "%s %s: model %s (%s, %d threads), KV %s pages of %d tokens = %s tokens in %d MiB, %s",
+            *(self.options.role, self.options.name, self.options.model, kv.dtype, self.options.threads),
+            *(f"{pages:,}", kv.page_size, f"{pages * kv.page_size:,}", self.memory.length >> 20, where),
+        )
+
+
+@contextmanager
+def open_instance(options: InstanceOptions) -> Iterator[Instance]:
+    """Load the model and fill the memory; both take seconds. Raises InputError naming what is wrong."""
+    torch.set_num_threads(options.threads)
+    model = load_model(options.model_dir, dtype=options.dtype)
+    layout, max_model_len = plan_pool(model.shape, options)
+    memory = PoolMemory(layout.total_bytes)
+    try:
+        with ThreadPoolExecutor(1, "model", initializer=torch.set_num_threads, initargs=(options.threads,)) as thread:
+            yield Instance(
+                options=options,
+                identity=Identity.of_this_process(
+                    role="prefiller" if options.role == "prefiller" else "decoder",
+                    fingerprint=fingerprint(options.model_dir, dtype=options.dtype),
+                    pool=layout,
+                ),
+                shape=model.shape,
+                layout=layout,
+                memory=memory,
+                pages=PagePool(layout.num_pages, PrefixIndex()),
+                runner=Runner(
+                    model, layer_views(memory, layout), page_size=layout.kv.page_size, num_pages=layout.num_pages
+                ),
+                max_model_len=max_model_len,
+                _model_thread=thread,
+            )
+    finally:
+        memory.close()
+
+
+def readable_address(address: bytes) -> str:
+    """host:port of a fabric address, where it is an IPv4 one."""
+    if len(address) < 8 or struct.unpack_from("=H", address)[0] != socket.AF_INET:
+        return address.hex()
+    (port,) = struct.unpack_from("!H", address, 2)
+    return f"{socket.inet_ntoa(address[4:8])}:{port}"

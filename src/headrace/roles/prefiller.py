@@ -1,0 +1,171 @@
+"""The prefiller process: prompts come as tickets, their KV leaves layer by layer while it is computed.
+
+Owns the loop on which pages, messenger and queue live; the model runs on its own thread and raises the layer counter
+itself, so that a layer's pages leave while Python is busy with the next one. The life of a job:
+
+    Reserve      a lease, or Wait: how much may queue up here
+    PrefillJob   the messenger has taken its pages; it queues by tier and arrival
+    a step       the messenger hands the fabric what each layer will send; compute; commit (or fail)
+    Prefilled    told to the gateways, for their waterfall; the pages stay until their writes have completed
+    JobDropped   cancelled, over its deadline or revoked: no further chunk
+"""
+
+import asyncio
+import logging
+import time
+from contextlib import ExitStack
+from functools import partial
+
+from headrace.engine.prefill_queue import PrefillQueue, PrefillStep, Prompt, PromptDone
+from headrace.errors import InputError
+from headrace.fabric.interface import LAYERS_PER_STEP
+from headrace.fabric.native import NativeFabric
+from headrace.messenger.jobs import Chunk, PrefillerOptions
+from headrace.messenger.outcomes import JobDropped, PeerReady, PeerRefused, PrefillerOutcome, PrefillJob
+from headrace.messenger.prefiller import PrefillerMessenger
+from headrace.messenger.pump import Pump
+from headrace.protocol.control import GatewayMessage, Prefilled, Prefillers, Reserve, ReturnLease, Status
+from headrace.protocol.messages import Ticket
+from headrace.roles.instance import Instance, open_instance
+from headrace.roles.links import GatewayUuid, Links
+from headrace.roles.options import InstanceOptions
+from headrace.roles.status import prefiller_status
+from headrace.roles.stopping import run_until_stopped
+
+_log = logging.getLogger(__name__)
+
+
+def run_prefiller(options: InstanceOptions) -> None:
+    """A prefiller, until SIGINT or SIGTERM. Raises InputError, FabricError."""
+    with open_instance(options) as instance:
+        run_until_stopped(lambda: _Prefiller(instance).run())
+
+
+class _Prefiller:
+    def __init__(self, instance: Instance) -> None:
+        options = instance.options
+        self._instance = instance
+        self._exits = ExitStack()
+        self._fabric = NativeFabric(instance.memory.fd, instance.memory.length, node=options.fabric_host)
+        self._exits.callback(self._fabric.close)
+        self._messenger = PrefillerMessenger(
+            fabric=self._fabric,
+            identity=instance.identity,
+            pages=instance.pages,
+            memory=instance.memory.bytes,
+            options=PrefillerOptions(
+                lease_tokens=2 * options.chunk_tokens,
+                reserve_tokens=options.chunk_tokens,
+                transfer=options.transfer,
+            ),
+        )
+        self._pump = Pump(self._messenger, self._fabric, self._on_outcome)
+        self._queue: PrefillQueue[Ticket] = PrefillQueue(chunk_tokens=options.chunk_tokens)
+        self._request_ids: dict[Ticket, str] = {}  # of what is queued
+        self._work = asyncio.Event()
+        self._links = self._exits.enter_context(
+            Links(
+                options.gateways,
+                announce=instance.announce(fabric_address=self._fabric.address),
+                status=self._status,
+                on_message=self._on_message,
+                on_lost=lambda gateway: None,  # its leases run out by themselves
+            )
+        )
+
+    async def run(self) -> None:
+        with self._exits:
+            self._instance.log_start(provider=self._fabric.statistics().provider, address=self._fabric.address)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._links.run())
+                tasks.create_task(self._pump.run())
+                tasks.create_task(self._turns())
+
+    async def _turns(self) -> None:
+        while True:
+            if not await self._turn():
+                self._work.clear()
+                await self._work.wait()
+
+    async def _turn(self) -> bool:
+        """One step. -> whether there was one."""
+        self._pump.turn()  # first: what was dropped must be in no step
+        step = self._queue.next_step(time.monotonic())
+        if step is None:
+            return False
+        chunks = [Chunk(ticket=chunk.key, begin=chunk.begin, end=chunk.end) for chunk in step.chunks]
+        self._messenger.begin_step(step.number, chunks)
+        try:
+            await self._instance.compute(partial(self._compute, step))
+        except (InputError, RuntimeError, MemoryError) as error:
+            _log.exception("step %d failed", step.number)
+            self._messenger.fail_step(step.number, f"the step failed: {error}", time.monotonic())
+            for ticket in self._queue.fail(step):
+                self._request_ids.pop(ticket, None)
+        else:
+            now = time.monotonic()
+            self._messenger.commit_step(step.number, now)
+            for done in self._queue.commit(step, now):
+                self._tell_done(done)
+        self._pump.poke()
+        return True
+
+    def _compute(self, step: PrefillStep[Ticket]) -> None:
+        """On the model thread; one native call after each layer, and its pages leave."""
+        counter = step.number * LAYERS_PER_STEP + 1
+        raise_layers = self._fabric.raise_layers
+        self._instance.runner.run(step.rows, lambda layer: raise_layers(counter + layer))
+
+    def _tell_done(self, done: PromptDone[Ticket]) -> None:
+        prefilled = Prefilled(
+            sender=self._instance.identity.uuid,
+            request_id=self._request_ids.pop(done.key),
+            num_computed=done.num_computed,
+            queue_s=done.queue_s,
+            prefill_s=done.prefill_s,
+        )
+        self._links.broadcast(prefilled)  # the ticket does not say whose request it is
+
+    # ---- what it is told ---------------------------------------------------------------------------------------
+
+    def _on_outcome(self, outcome: PrefillerOutcome) -> None:
+        match outcome:
+            case PrefillJob():
+                self._request_ids[outcome.ticket] = outcome.request_id
+                prompt = Prompt(
+                    key=outcome.ticket,
+                    tier=outcome.tier,
+                    token_ids=outcome.token_ids,
+                    pages=outcome.pages,
+                    computed=outcome.cached_len,
+                )
+                self._queue.add(prompt, time.monotonic())
+                self._work.set()
+            case JobDropped():
+                self._queue.drop(outcome.ticket)
+                self._request_ids.pop(outcome.ticket, None)
+            case PeerReady():
+                _log.debug("decoder %s is ready", outcome.uuid)
+            case PeerRefused():
+                _log.error("a decoder and this prefiller do not fit together: %s", outcome.text)
+
+    def _on_message(self, gateway: GatewayUuid, message: GatewayMessage) -> None:
+        match message:
+            case Reserve():
+                self._links.send(gateway, self._messenger.reserve(message, time.monotonic()))
+            case ReturnLease():
+                self._messenger.return_lease(message.lease)
+            case Prefillers():
+                pass  # told to everybody; of use to decoders
+            case _:
+                _log.warning("a %s is not for a prefiller", type(message).__name__)
+        self._pump.poke()
+
+    def _status(self) -> Status:
+        return prefiller_status(
+            self._instance,
+            self._messenger,
+            self._fabric.statistics(),
+            num_steps=self._queue.num_steps,
+            num_prefill_tokens=self._queue.num_computed_tokens,
+        )

@@ -1,0 +1,103 @@
+"""How an instance stands, as its Status message: counts for routing, gauges and counters for /metrics. Owns nothing."""
+
+from collections.abc import Mapping
+
+from headrace.engine.engine import Engine
+from headrace.fabric.interface import FabricStatistics
+from headrace.kvcache.pages import PagePool
+from headrace.messenger.prefiller import PrefillerMessenger
+from headrace.protocol.control import Status
+from headrace.roles.instance import Instance
+from headrace.roles.remote_prefill import RemotePrefill
+
+
+def decoder_status(instance: Instance, engine: Engine, remote: RemotePrefill | None) -> Status:
+    counts = engine.statistics()
+    gauges = _page_gauges(instance.pages)
+    counters: dict[str, float] = {
+        "steps_total": counts.num_steps,
+        "prefill_tokens_total": counts.num_prefill_tokens,
+        "decode_tokens_total": counts.num_decode_tokens,
+        "cached_tokens_total": counts.num_cached_tokens,
+        "preemptions_total": counts.num_preemptions,
+        "requests_finished_total": counts.num_finished,
+        "pages_evicted_total": instance.pages.statistics().num_evicted,
+    }
+    if remote is not None:
+        tickets, fabric = remote.statistics()
+        gauges["tickets_open"] = tickets.num_open
+        counters |= {
+            "tickets_ready_total": tickets.num_ready,
+            "revokes_total": tickets.num_revokes,
+            "wrong_bytes_total": tickets.num_wrong_bytes,
+            "strange_messages_total": tickets.num_strange_messages,
+            **_by_reason("tickets_failed", tickets.num_failed),
+            **_fabric_counters(fabric),
+        }
+    return Status(
+        sender=instance.identity.uuid,
+        num_free_pages=instance.pages.num_free_or_cached,
+        num_running=counts.num_decoding + counts.num_prefilling + counts.num_fetching,
+        num_waiting=counts.num_waiting,
+        num_queued_tokens=counts.num_waiting_tokens,
+        gauges=gauges,
+        counters=counters,
+    )
+
+
+def prefiller_status(
+    instance: Instance,
+    messenger: PrefillerMessenger,
+    fabric: FabricStatistics,
+    *,
+    num_steps: int,
+    num_prefill_tokens: int,
+) -> Status:
+    tickets = messenger.statistics()
+    return Status(
+        sender=instance.identity.uuid,
+        num_free_pages=instance.pages.num_free_or_cached,
+        num_running=tickets.num_tickets,
+        num_waiting=0,
+        num_queued_tokens=tickets.num_leased_tokens,
+        gauges={
+            **_page_gauges(instance.pages),
+            "tickets_open": tickets.num_tickets,
+            "pages_held_by_decoders": tickets.num_held_pages,
+        },
+        counters={
+            "steps_total": num_steps,
+            "prefill_tokens_total": num_prefill_tokens,
+            "pages_evicted_total": instance.pages.statistics().num_evicted,
+            "tickets_accepted_total": tickets.num_accepted,
+            "tickets_closed_total": tickets.num_closed,
+            "strange_messages_total": tickets.num_strange_messages,
+            **_by_reason("tickets_refused", tickets.num_refused),
+            **_fabric_counters(fabric),
+        },
+    )
+
+
+def _page_gauges(pages: PagePool) -> dict[str, float]:
+    counts = pages.statistics()
+    return {
+        "pages": counts.num_pages,
+        "pages_free": counts.num_free,
+        "pages_held": counts.num_held,
+        "pages_cached": counts.num_cached,
+        "pages_quarantined": counts.num_quarantined,
+    }
+
+
+def _by_reason(name: str, counts: Mapping[str, int]) -> dict[str, float]:
+    return {f"{name}_{reason}_total": count for reason, count in counts.items()}
+
+
+def _fabric_counters(fabric: FabricStatistics) -> dict[str, float]:
+    return {
+        "fabric_writes_total": fabric.num_writes_completed,
+        "fabric_writes_failed_total": fabric.num_writes_failed,
+        "fabric_bytes_posted_total": fabric.num_bytes_posted,
+        "fabric_arrivals_total": fabric.num_arrivals,
+        "fabric_surplus_total": fabric.num_surplus,
+    }

@@ -1,0 +1,148 @@
+"""Which processes `serve` starts, with which options, and what it tells the person."""
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import commands
+from headrace.cli.app import run
+from headrace.cli.child import Child
+from headrace.cli.serve import ServeOptions, greeting, plan_children, reachable_host, serve
+from headrace.errors import InputError
+from headrace.gateway.options import GatewayOptions
+from headrace.roles.options import InstanceOptions
+
+OPTIONS = ServeOptions(
+    prefillers=None,
+    decoders=1,
+    colocated=False,
+    model="tiny",
+    served_name="tiny",
+    host="127.0.0.1",
+    port=0,
+    transfer=None,
+    verify_kv=None,
+    dtype="fp32",
+    page_size=8,
+    chunk_tokens=64,
+    max_running=5,
+    kv_memory_bytes=64 << 20,
+    max_model_len=512,
+    threads=3,
+    max_queued=7,
+    deadline_s=12.5,
+    log_level="warning",
+)
+
+
+def plan(options: ServeOptions, directory: Path) -> dict[str, Child]:
+    children = plan_children(options, port=9000, model_dir=Path("/models/tiny"), directory=directory)
+    return {child.name: child for child in children}
+
+
+def test_by_default_there_are_a_gateway_a_prefiller_and_a_decoder(tmp_path: Path) -> None:
+    children = plan(OPTIONS, tmp_path)
+    assert {name: child.restarts for name, child in children.items()} == {
+        "gateway": False,
+        "prefiller-0": True,
+        "decoder-0": True,
+    }
+    assert all(child.command[:4] == (sys.executable, "-P", "-m", "headrace") for child in children.values())
+
+
+def test_there_are_as_many_as_asked_for(tmp_path: Path) -> None:
+    many = plan(replace(OPTIONS, prefillers=2, decoders=3), tmp_path)
+    assert list(many) == ["gateway", "prefiller-0", "prefiller-1", "decoder-0", "decoder-1", "decoder-2"]
+    one_pool = plan(replace(OPTIONS, colocated=True, decoders=2), tmp_path)
+    assert list(one_pool) == ["gateway", "colocated-0", "colocated-1"]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[GatewayOptions | InstanceOptions]:
+    """What the roles are started with when the planned commands are run in this process."""
+    options: list[GatewayOptions | InstanceOptions] = []
+    monkeypatch.setattr(commands, "fetch_model", Path)
+    monkeypatch.setattr(commands, "configure_logging", lambda level, name: None)
+    for module, function in [
+        ("headrace.gateway.server", "run_gateway"),
+        ("headrace.roles.prefiller", "run_prefiller"),
+        ("headrace.roles.decoder", "run_decoder"),
+    ]:
+        monkeypatch.setattr(f"{module}.{function}", options.append)
+    return options
+
+
+def start(child: Child) -> None:
+    assert run(child.command[4:]) == 0
+
+
+def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | InstanceOptions]) -> None:
+    options = replace(OPTIONS, transfer="whole", verify_kv=False)
+    for child in plan(options, tmp_path).values():
+        start(child)
+    control = f"ipc://{tmp_path}/control.sock"
+    common = InstanceOptions(
+        role="prefiller",
+        name="prefiller-0",
+        gateways=(control,),
+        model_dir=Path("/models/tiny"),
+        model="tiny",
+        dtype="fp32",
+        page_size=8,
+        chunk_tokens=64,
+        max_running=5,
+        kv_memory_bytes=64 << 20,
+        max_model_len=512,
+        threads=3,
+        log_level="warning",
+    )
+    assert started == [
+        GatewayOptions(
+            name="gateway",
+            host="127.0.0.1",
+            port=9000,
+            control=control,
+            tokenizer=Path("/models/tiny"),
+            model="tiny",
+            max_queued=7,
+            deadline_s=12.5,
+            log_level="warning",
+        ),
+        replace(common, transfer="whole"),
+        replace(common, role="decoder", name="decoder-0", verify_kv=False),
+    ]
+
+
+def test_what_was_not_asked_for_is_as_the_roles_have_it(
+    tmp_path: Path, started: list[GatewayOptions | InstanceOptions]
+) -> None:
+    children = plan(replace(OPTIONS, max_model_len=None), tmp_path)
+    start(children["prefiller-0"])
+    start(children["decoder-0"])
+    start(plan(replace(OPTIONS, colocated=True, max_model_len=None), tmp_path)["colocated-0"])
+    assert [(o.transfer, o.verify_kv, o.max_model_len) for o in started if isinstance(o, InstanceOptions)] == [
+        ("layers", True, None)
+    ] * 3
+    assert isinstance(started[2], InstanceOptions) and started[2].role == "colocated"
+
+
+@pytest.mark.parametrize("given", [{"prefillers": 1}, {"transfer": "layers"}, {"verify_kv": True}])
+def test_an_option_that_would_do_nothing_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=f"^{next(iter(given))}: must be left out with --colocated"):
+        serve(replace(OPTIONS, colocated=True, **given))
+
+
+def test_a_person_can_paste_the_curl_line() -> None:
+    told = greeting("127.0.0.1", 9000, "it's tiny")
+    command = shlex.split(told[told.index("curl") :].replace("\\\n", ""))
+    assert command[:2] == ["curl", "http://127.0.0.1:9000/v1/chat/completions"]
+    assert '"model": "it\'s tiny"' in command[-1]
+    assert "Ctrl-C" in told
+
+
+def test_where_it_listens_everywhere_it_is_asked_here() -> None:
+    assert [reachable_host(host) for host in ("0.0.0.0", "::", "10.0.0.1")] == ["127.0.0.1", "::1", "10.0.0.1"]
+    assert "http://[::1]:9000/v1" in greeting("::1", 9000, "tiny")

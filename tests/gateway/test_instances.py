@@ -1,0 +1,177 @@
+"""The table of instances, with a clock that is moved."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from scripted_instance import LIMITS, MODEL, announce, status
+
+from headrace.gateway.instances import Came, Instances, Left, Stranger, TurnedAway
+from headrace.gateway.timings import Timings
+from headrace.protocol.control import CONTROL_VERSION, Goodbye, Limits, NoRoom, Role
+
+P1, P2, D1, D2 = ("1" * 32, "2" * 32, "d" * 32, "e" * 32)
+TIMINGS = Timings(silence_s=2.0, forget_s=100.0)
+
+
+def table() -> Instances:
+    return Instances(MODEL, TIMINGS)
+
+
+def here(instances: Instances, *who: tuple[Role, str], now: float = 0.0) -> None:
+    for role, uuid in who:
+        (came,) = instances.take(announce(role, uuid), now)
+        assert isinstance(came, Came)
+
+
+def told(changes: list[object]) -> list[tuple[str, str]]:
+    """Kinds and reasons."""
+    return [(type(change).__name__, getattr(change, "reason", "")) for change in changes]
+
+
+def test_an_instance_that_announces_itself_is_here_and_again_is_no_news() -> None:
+    instances = table()
+    here(instances, ("prefiller", P1), ("decoder", D1))
+    assert instances.take(announce("prefiller", P1), 1.0) == []
+    assert [view.uuid for view in instances.prefillers()] == [P1]
+    assert [view.uuid for view in instances.decoders()] == [D1]
+
+
+def test_colocated_instances_are_decoders() -> None:
+    instances = table()
+    here(instances, ("colocated", D1))
+    assert instances.prefillers() == []
+    assert [view.is_colocated for view in instances.decoders()] == [True]
+
+
+def test_a_changed_announcement_is_a_new_instance() -> None:
+    instances = table()
+    here(instances, ("decoder", D1))
+    changed = msgspec.structs.replace(announce("decoder", D1), name="renamed")
+    assert told(instances.take(changed, 1.0)) == [("Left", "it announces itself anew"), ("Came", "")]
+    assert instances.name(D1) == "renamed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": CONTROL_VERSION + 1}, f"control version differs: ours {CONTROL_VERSION}, theirs 2"),
+        ({"model": "other"}, "model differs: ours 'tiny', theirs 'other'"),
+        ({"fingerprint": "g"}, "model fingerprint differs: ours 'f', theirs 'g'"),
+    ],
+)
+def test_one_that_differs_is_turned_away_and_told_of_once(changes: dict[str, object], reason: str) -> None:
+    instances = table()
+    here(instances, ("decoder", D1))
+    other = announce("decoder", D2, **changes)
+    assert told(instances.take(other, 0.0)) == [("TurnedAway", reason)]
+    assert instances.take(other, 0.5) == [] and instances.take(status(D2), 1.0) == []
+    assert instances.get(D2) is None and len(instances.decoders()) == 1
+
+
+def test_one_that_was_turned_away_is_let_in_when_those_from_whom_it_differs_have_left() -> None:
+    instances = table()
+    here(instances, ("decoder", D1))
+    instances.take(announce("decoder", D2, fingerprint="g"), 0.0)
+    instances.take(Goodbye(sender=D1), 1.0)
+    assert told(instances.take(status(D2), 1.5)) == [("Came", "")]
+
+
+def test_silence_ends_it_and_any_word_brings_it_back() -> None:
+    instances = table()
+    here(instances, ("decoder", D1), ("decoder", D2))
+    instances.expire(0.0)
+    for now in (1.0, 1.9):
+        instances.take(status(D1), now)
+        assert instances.expire(now) == []
+    (left,) = instances.expire(2.1)
+    assert isinstance(left, Left) and left.instance.uuid == D2 and left.reason == "silent for 2 s"
+    assert instances.expire(2.2) == []
+    assert told(instances.take(NoRoom(sender=D2, request_id="r", num_free_pages=0), 3.0)) == [("Came", "")]
+
+
+def test_a_pause_of_our_own_is_nobodys_silence() -> None:
+    instances = table()
+    here(instances, ("decoder", D1))
+    instances.expire(0.5)
+    assert instances.expire(60.0) == []  # stopped meanwhile: what it said is still in the socket
+    assert instances.expire(61.0) == []
+    assert told(instances.expire(61.9)) == [("Left", "silent for 2 s")]
+
+
+def test_goodbye_forgets_it() -> None:
+    instances = table()
+    here(instances, ("decoder", D1))
+    assert told(instances.take(Goodbye(sender=D1), 1.0)) == [("Left", "it said goodbye")]
+    assert instances.take(Goodbye(sender=D1), 1.0) == []
+    assert instances.take(status(D1), 1.1) == [Stranger(D1)]
+
+
+def test_a_stranger_is_asked_who_it_is_when_it_says_how_it_stands() -> None:
+    instances = table()
+    assert instances.take(status(D1), 0.0) == [Stranger(D1)]
+    assert instances.take(NoRoom(sender=D1, request_id="r", num_free_pages=0), 0.0) == []
+
+
+def test_a_thousand_that_came_and_went_leave_nothing() -> None:
+    instances = table()
+    for nth in range(1000):
+        instances.take(announce("decoder", f"{nth:032x}"), nth / 10)
+        instances.expire(nth / 10)
+    for now in range(100, 204):
+        instances.expire(float(now))
+    assert repr(instances) == "Instances(0 alive, 0 absent or refused)"
+
+
+def test_what_was_given_counts_until_the_next_status() -> None:
+    instances = table()
+    here(instances, ("decoder", D1), ("prefiller", P1))
+    instances.take(status(D1, num_free_pages=20, num_running=2), 0.0)
+    instances.placed(D1, 5)
+    instances.leased(P1, 300)
+    (decoder,), (prefiller,) = instances.decoders(), instances.prefillers()
+    assert (decoder.num_free_pages, decoder.num_running, prefiller.num_queued_tokens) == (15, 3, 300)
+    instances.ended(D1, 5)
+    instances.ended(D1, 5)  # one that was in its last Status
+    (decoder,) = instances.decoders()
+    assert (decoder.num_free_pages, decoder.num_running) == (25, 1)
+    instances.take(status(D1, num_free_pages=64, num_running=0), 0.5)
+    instances.take(status(P1, num_queued_tokens=7), 0.5)
+    instances.ended(D1, 5)
+    (decoder,), (prefiller,) = instances.decoders(), instances.prefillers()
+    assert (decoder.num_free_pages, decoder.num_running, prefiller.num_queued_tokens) == (64, 0, 7)
+
+
+def test_before_its_first_status_everything_is_free() -> None:
+    instances = table()
+    here(instances, ("decoder", D1))
+    (decoder,) = instances.decoders()
+    assert (decoder.num_free_pages, decoder.num_running) == (64, 0)
+
+
+def test_what_is_said_of_the_absent_is_ignored() -> None:
+    instances = table()
+    instances.placed(D1, 5)
+    instances.ended(D1, 5)
+    instances.leased(P1, 5)
+    assert instances.leave(D1, "gone") == [] and instances.name(D1) == "-" and instances.name(None) == "-"
+
+
+def test_limits_are_those_of_the_decoder_that_holds_the_least() -> None:
+    instances = table()
+    assert instances.limits() is None
+    small = Limits(max_model_len=4096, pool_tokens=320, page_size=16, max_running=4)
+    tiny = Limits(max_model_len=16, pool_tokens=16, page_size=16, max_running=1)
+    instances.take(announce("decoder", D1), 0.0)
+    instances.take(announce("decoder", D2, limits=small), 0.0)
+    instances.take(announce("prefiller", P1, limits=tiny), 0.0)
+    assert instances.limits() == small
+    instances.take(Goodbye(sender=D2), 0.0)
+    assert instances.limits() == LIMITS
+
+
+def test_the_first_to_come_says_which_weights_are_served() -> None:
+    instances = Instances(MODEL, replace(TIMINGS))
+    instances.take(announce("decoder", D1, fingerprint="g"), 0.0)
+    (turned,) = instances.take(announce("prefiller", P2), 0.0)
+    assert isinstance(turned, TurnedAway)

@@ -1,0 +1,165 @@
+"""The gateway's process: its port, its signals, its end."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tiny_vocabulary import byte_level_tokenizer, write_model
+
+from headrace.errors import InputError
+from headrace.gateway.options import GatewayOptions
+from headrace.gateway.server import bind, run_gateway, url_of
+
+PROGRAM = Path(__file__).with_name("gateway_process.py")
+MODEL = "mill"
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), byte_level_tokenizer(), eos="<|im_end|>")
+
+
+class Gateway:
+    """A running one."""
+
+    def __init__(self, model_directory: Path, directory: Path, behaviour: str) -> None:
+        command = [sys.executable, str(PROGRAM), str(model_directory), str(directory), behaviour]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self._file = directory / "port"
+        self._client = httpx2.Client(timeout=10)
+
+    @property
+    def url(self) -> str:
+        deadline = time.monotonic() + 30
+        while not self._file.exists():
+            assert self.process.poll() is None and time.monotonic() < deadline, "the gateway did not start"
+            time.sleep(0.01)
+        return f"http://127.0.0.1:{self._file.read_text()}"
+
+    def get(self, path: str) -> httpx2.Response:
+        return self._client.get(self.url + path)
+
+    def post(self, **fields: Any) -> httpx2.Response:
+        return self._client.post(f"{self.url}/v1/completions", json={"model": MODEL, "prompt": "x", **fields})
+
+    def lines(self, **fields: Any) -> Iterator[str]:
+        """The events of a stream, as they come."""
+        body = {"model": MODEL, "prompt": "x", "stream": True, **fields}
+        with self._client.stream("POST", f"{self.url}/v1/completions", json=body) as response:
+            yield from (line.removeprefix("data: ") for line in response.iter_lines() if line)
+
+    def ended(self, within_s: float) -> tuple[int, str]:
+        """Its exit code and what it said."""
+        _, text = self.process.communicate(timeout=within_s)
+        return self.process.returncode, text
+
+    def close(self) -> None:
+        self._client.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+Start = Callable[[str], Gateway]
+
+
+@pytest.fixture
+def start(model_directory: Path, tmp_path: Path) -> Iterator[Start]:
+    started: list[Gateway] = []
+
+    def start(behaviour: str) -> Gateway:
+        started.append(Gateway(model_directory, tmp_path, behaviour))
+        return started[-1]
+
+    yield start
+    for gateway in started:
+        gateway.close()
+
+
+# ---- the port --------------------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_an_error_before_anything_is_loaded() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        options = GatewayOptions(port=port, control="ipc://unused", tokenizer=Path("/nowhere"), model=MODEL)
+        with pytest.raises(InputError, match=f"^port: 127.0.0.1:{port} is in use"):
+            run_gateway(options)
+
+
+def test_a_host_that_is_not_ours_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"^host: 192\.0\.2\.1:0 cannot be had"):  # TEST-NET-1, nobody's
+        bind("192.0.2.1", 0)
+    with pytest.raises(InputError, match=r"^host: must be an address or a name of this machine, is 'a\.\.b'"):
+        bind("a..b", 0)
+
+
+def test_the_address_is_told_as_a_client_writes_it() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+    if socket.has_dualstack_ipv6():
+        with bind("::1", 0) as listener:
+            assert url_of(listener) == f"http://[::1]:{listener.getsockname()[1]}"
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_streams_with_an_error_and_the_process_with_0(start: Start, number: signal.Signals) -> None:
+    gateway = start("endless")
+    lines = gateway.lines()
+    assert json.loads(next(lines))["choices"]
+    signalled = time.monotonic()
+    gateway.process.send_signal(number)
+    *_, error, done = lines
+    assert "shutting down" in json.loads(error)["error"]["message"]
+    assert done == "[DONE]"
+    assert time.monotonic() - signalled < 2  # 0.7 s where nothing else runs
+    returncode, text = gateway.ended(within_s=5)
+    assert returncode == 0, text
+    assert "Traceback" not in text
+
+
+def test_a_client_that_reads_nothing_does_not_hold_up_the_end(start: Start) -> None:
+    gateway = start("floods")
+    host, port = gateway.url.removeprefix("http://").split(":")
+    body = json.dumps({"model": MODEL, "prompt": "x", "stream": True})
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        assert client.recv(1)
+        gateway.process.terminate()
+        returncode, text = gateway.ended(within_s=10)
+    assert returncode == 0, text
+
+
+def test_when_the_dispatch_side_fails_the_process_ends_with_an_error(start: Start) -> None:
+    gateway = start("fails")
+    *_, error, done = gateway.lines()
+    assert (json.loads(error)["error"]["type"], done) == ("server_error", "[DONE]")
+    returncode, text = gateway.ended(within_s=10)
+    assert returncode != 0
+    assert "RuntimeError: the dispatch side has failed" in text
+
+
+def test_without_instances_it_serves_nothing_and_says_so(start: Start) -> None:
+    gateway = start("real")
+    assert gateway.get("/health").status_code == 503
+    assert gateway.get("/v1/models").status_code == 200
+    assert "headrace_" in gateway.get("/metrics").text
+    response = gateway.post()
+    assert response.status_code == 503 and response.headers["retry-after"]
+    gateway.process.terminate()
+    returncode, text = gateway.ended(within_s=5)
+    assert returncode == 0, text
+    assert text.count("answers at http://127.0.0.1:") == 1

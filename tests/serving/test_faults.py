@@ -1,0 +1,111 @@
+"""A prefiller that dies or hangs while it sends: the stream goes on, with the right tokens, and the pair heals.
+
+The real model in fp32. The right tokens are those that a colocated deployment writes; `test_the_same_text` shows that
+they are the model's.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from served import Completion, Served
+from tokenizers import Tokenizer
+
+pytestmark = [pytest.mark.serving, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG, NUM_TOKENS = 1500, 24
+OPTIONS = ("--chunk-tokens", "128", "--kv-memory", "256MiB", "--dtype", "fp32")
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm2: Path) -> list[list[int]]:
+    prose = (ROOT / "docs" / "protocol.md").read_text()
+    ids = Tokenizer.from_file(str(smollm2 / "tokenizer.json")).encode(prose).ids
+    return [ids[begin : begin + LONG] for begin in range(0, 4 * 400, 400)]
+
+
+@pytest.fixture
+def served(smollm2: Path) -> Iterator[Served]:
+    with Served(smollm2, *OPTIONS, log_level="debug") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def right(smollm2: Path, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    """What a deployment writes in which nothing is sent anywhere."""
+    with Served(smollm2, *OPTIONS, "--colocated") as alone:
+        return [alone.complete(prompt, NUM_TOKENS).token_ids for prompt in prompts]
+
+
+class Asking(threading.Thread):
+    """One request under way."""
+
+    def __init__(self, served: Served, prompt: Sequence[int]) -> None:
+        super().__init__()
+        self._served = served
+        self._prompt = prompt
+        self.answer: Completion | None = None
+        self.start()
+
+    def run(self) -> None:
+        self.answer = self._served.complete(self._prompt, NUM_TOKENS)
+
+    def result(self) -> Completion:
+        self.join(90)
+        assert self.answer is not None, "no answer"
+        return self.answer
+
+
+def wait_until_it_sends(served: Served) -> None:
+    """Bytes are on their way, and not all of them are there."""
+    sent = served.gauges()["prefiller-0", "fabric_writes_total"]
+
+    def is_sending() -> bool:
+        gauges = served.gauges()
+        return gauges["prefiller-0", "fabric_writes_total"] > sent and gauges["decoder-0", "tickets_open"] == 1
+
+    served.wait_until(is_sending, "it sends", within_s=20)
+
+
+def test_a_prefiller_killed_while_it_sends_costs_nothing_but_time(
+    served: Served, prompts: list[list[int]], right: list[tuple[int, ...]]
+) -> None:
+    prefiller = served.pids()["prefiller-0"]
+    asking = Asking(served, prompts[0])
+    wait_until_it_sends(served)
+    os.kill(prefiller, signal.SIGKILL)
+    assert asking.result().token_ids == right[0]
+    assert served.gauges()["decoder-0", "prefill_tokens_total"] >= LONG - 1, "the decoder prefilled by itself"
+    assert served.complete(prompts[1], NUM_TOKENS).token_ids == right[1], "with or without the new prefiller"
+    served.wait_until(lambda: served.pids().get("prefiller-0", prefiller) != prefiller, "it is started anew", 20)
+    served.wait_until(lambda: ("prefiller-0", "pages") in served.gauges(), "the new one has announced itself", 30)
+    served.wait_until(lambda: served.log().count("is ready") >= 3, "the decoder has met it", 20)
+    ready = served.gauges()["decoder-0", "tickets_ready_total"]
+    assert served.complete(prompts[2], NUM_TOKENS).token_ids == right[2]
+    served.wait_until(lambda: served.gauges()["decoder-0", "tickets_ready_total"] == ready + 1, "it was fetched", 5)
+    served.wait_idle()
+
+
+def test_a_prefiller_stopped_while_it_sends_is_given_up_and_taken_back(
+    served: Served, prompts: list[list[int]], right: list[tuple[int, ...]]
+) -> None:
+    prefiller = served.pids()["prefiller-0"]
+    asking = Asking(served, prompts[0])
+    wait_until_it_sends(served)
+    os.kill(prefiller, signal.SIGSTOP)
+    try:
+        assert asking.result().token_ids == right[0]
+        assert served.complete(prompts[1], NUM_TOKENS).token_ids == right[1], "while it is stopped"
+    finally:
+        os.kill(prefiller, signal.SIGCONT)
+    served.wait_until(lambda: served.log().count("prefiller-0 is here") >= 2, "it is back", 20)
+    time.sleep(1.0)  # whatever it still had to write has come by now, into nobody's page
+    assert served.complete(prompts[2], NUM_TOKENS).token_ids == right[2]
+    assert served.complete(prompts[3], NUM_TOKENS).token_ids == right[3]
+    served.wait_idle()
+    assert served.gauges()["decoder-0", "wrong_bytes_total"] == 0

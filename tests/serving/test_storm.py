@@ -1,0 +1,196 @@
+"""200 requests with random lengths, stops and cancels in pools too small for them: every text right, nothing left over.
+
+What is left over is asked of the instances, and then of the system: descriptors, shared memory, resident memory, and
+the bytes of the KV pools themselves, which are mapped from outside, watched for late writes, and poisoned.
+"""
+
+import asyncio
+import mmap
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from numpy.typing import NDArray
+from oracle import Oracle
+from served import Completion, Served, open_files
+from tokenizers import Tokenizer
+
+pytestmark = [pytest.mark.serving, pytest.mark.timeout(900)]
+
+NUM_REQUESTS, NUM_PROMPTS, LONGEST, AT_ONCE = 200, 24, 400, 24
+POISON = 0xFF  # NaN in fp32 and in bf16: one slot of it, read once, spoils a text
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = (
+    *("--dtype", "fp32", "--chunk-tokens", "128", "--max-running", "12"),
+    *("--kv-memory", "70MB"),  # some 1,500 tokens; what runs at once would take some 5,000
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    number: int
+    prompt: int  # its place among the prompts
+    max_tokens: int
+    stop: str | None
+    leaves_after_s: float | None
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    """Some of them begin alike."""
+    ids = tokenizer.encode("\n".join(path.read_text() for path in sorted(ROOT.glob("docs/*.md")))).ids
+    draw = random.Random(5)
+    made: list[list[int]] = []
+    for number in range(NUM_PROMPTS):
+        begin = draw.randrange(len(ids) - LONGEST)
+        shared = made[draw.randrange(number)][:160] if number % 3 == 2 else []
+        made.append(shared + ids[begin : begin + draw.randint(1, LONGEST - 160)])
+    return made
+
+
+@pytest.fixture(scope="module")
+def served(smollm2: Path) -> Iterator[Served]:
+    with Served(smollm2, *OPTIONS, log_level="debug") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def right(served: Served, smollm2: Path, prompts: list[list[int]]) -> dict[int, Completion]:
+    """48 tokens of each prompt whose margins are wide, judged by the oracle, written one after the other."""
+    oracle = Oracle(smollm2)
+    texts = [served.complete(prompt, 48) for prompt in prompts]
+    judgements = [oracle.judge(prompt, text.token_ids) for prompt, text in zip(prompts, texts, strict=True)]
+    assert all(judgement.is_right for judgement in judgements if judgement.is_clear)
+    clear = {place: texts[place] for place, judgement in enumerate(judgements) if judgement.is_clear}
+    assert len(clear) >= 2 * NUM_PROMPTS // 3
+    return clear
+
+
+def test_a_storm_leaves_nothing_behind(
+    served: Served, prompts: list[list[int]], right: dict[int, Completion], tokenizer: Tokenizer
+) -> None:
+    served.wait_idle()
+    pids = served.pids()
+    files_before, shm_before = {name: open_files(pid) for name, pid in pids.items()}, set(os.listdir("/dev/shm"))
+    memory_before = {name: resident_bytes(pid) for name, pid in pids.items()}
+    preempted = served.gauges()["decoder-0", "preemptions_total"]
+
+    outcomes = asyncio.run(storm(served, plan(right), prompts, right, tokenizer))
+
+    print(outcomes, served.gauges()["decoder-0", "preemptions_total"] - preempted, "preemptions")
+    assert sum(outcomes.values()) == NUM_REQUESTS
+    assert set(outcomes) == {"right", "left"}, "every one completed or was cancelled by its client"
+    assert outcomes["right"] >= NUM_REQUESTS // 2 and outcomes["left"] >= NUM_REQUESTS // 10
+    served.wait_idle(within_s=15)
+    assert served.pids() == pids, "no process was started anew"
+    grown = {name: open_files(pid) - files_before[name] for name, pid in pids.items()}
+    assert all(count <= 4 for count in grown.values()), f"file descriptors: {grown}"
+    assert set(os.listdir("/dev/shm")) <= shm_before
+    grown = {name: (resident_bytes(pid) - memory_before[name]) >> 20 for name, pid in pids.items()}
+    assert all(megabytes < 200 for megabytes in grown.values()), f"resident memory, MiB: {grown}"
+
+
+def test_nothing_lands_afterwards_and_nothing_stale_is_read(
+    served: Served, prompts: list[list[int]], right: dict[int, Completion]
+) -> None:
+    """Every byte of both pools is replaced from outside while they are idle. A write that came late would show, and
+    so would a slot that is read before it is written. No prompt here begins like one that is in a prefix index."""
+    served.wait_idle()
+    pools = [kv_memory(pid) for name, pid in served.pids().items() if name != "gateway"]
+    for pool in pools:
+        pool[:] = POISON
+    time.sleep(2.0)
+    assert all((pool == POISON).all() for pool in pools), "something landed in an idle pool"
+    places = sorted(right, key=lambda place: len(prompts[place]))[-6:]
+    fresh = [[2, *prompts[place]] for place in places]
+    texts = [served.complete(prompt, 24) for prompt in fresh]
+    assert {text.cached_tokens for text in texts} == {0}
+    for pool in pools:
+        served.wait_idle()
+        pool[:] = POISON
+    again = [served.complete([3, *prompt], 24) for prompt in fresh]
+    assert all(len(set(text.token_ids)) > 2 for text in (*texts, *again)), "NaN draws one and the same token"
+
+
+async def storm(
+    served: Served,
+    requests: Sequence[Asked],
+    prompts: Sequence[Sequence[int]],
+    right: dict[int, Completion],
+    tokenizer: Tokenizer,
+) -> Counter[str]:
+    turn = asyncio.Semaphore(AT_ONCE)
+    async with served.async_client() as client:
+
+        def request_of(asked: Asked) -> dict[str, Any]:
+            stop = {} if asked.stop is None else {"stop": asked.stop}
+            return {**served.request(prompts[asked.prompt], asked.max_tokens), **stop}
+
+        async def one(asked: Asked) -> str:
+            async with turn:
+                try:
+                    async with asyncio.timeout(asked.leaves_after_s):
+                        return await ask(client, request_of(asked), asked, right[asked.prompt].token_ids, tokenizer)
+                except TimeoutError:
+                    return "left"
+
+        return Counter(await asyncio.gather(*(one(asked) for asked in requests)))
+
+
+async def ask(
+    client: openai.AsyncOpenAI, request: dict[str, Any], asked: Asked, right: Sequence[int], tokenizer: Tokenizer
+) -> str:
+    """-> "right", or what is wrong."""
+    token_ids: list[int] = []
+    text, reason = "", None
+    async for chunk in await client.completions.create(**request, stream=True):
+        for choice in chunk.choices:
+            token_ids += choice.model_extra.get("token_ids") or []
+            text += choice.text
+            reason = choice.finish_reason or reason
+    expected = right[: asked.max_tokens]
+    whole = tokenizer.decode(expected)
+    if asked.stop is not None and asked.stop in whole:
+        is_right = reason == "stop" and text == whole[: whole.index(asked.stop)]
+    else:
+        is_right = reason == "length" and tuple(token_ids) == expected and text == whole
+    return "right" if is_right else f"wrong: {asked}, {reason}, {text!r}, not {whole!r}"
+
+
+def plan(right: dict[int, Completion]) -> list[Asked]:
+    draw = random.Random(11)
+    return [
+        Asked(
+            number=number,
+            prompt=draw.choice(sorted(right)),
+            max_tokens=draw.randint(1, 48),
+            stop=draw.choice([" the", ".", "\n", "e"]) if draw.random() < 0.25 else None,
+            leaves_after_s=draw.uniform(0.0, 6.0) if draw.random() < 0.3 else None,
+        )
+        for number in range(NUM_REQUESTS)
+    ]
+
+
+def kv_memory(pid: int) -> NDArray[np.uint8]:
+    """The process's KV pool, `[num_bytes] uint8`, shared with it."""
+    (path,) = {path for path in Path(f"/proc/{pid}/fd").iterdir() if os.readlink(path).startswith("/memfd:headrace-kv")}
+    with path.open("r+b") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0), dtype=np.uint8)
+
+
+def resident_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))

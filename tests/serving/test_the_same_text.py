@@ -1,0 +1,151 @@
+"""The text is the model's, however it is served: against transformers, colocated against split, alone and in company.
+
+In fp32, on the real model. Prompts are cut from this project's own prose; see `oracle` for when a text is right.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from oracle import Judgement, Oracle
+from served import Completion, Served, as_completion
+from tokenizers import Tokenizer
+
+from headrace.engine.requests import SamplingParams
+
+pytestmark = [pytest.mark.serving, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, CHUNK, NUM_TOKENS, AT_ONCE = 16, 128, 64, 16
+LENGTHS = (
+    *(1, 2, 5, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 1),
+    *(50, 77, 100, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1),
+    *(300, 400, 500, 5 * CHUNK + 3, 900, 1300, 1700, 2000),
+)
+SAMPLING = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)
+OPTIONS = ("--dtype", "fp32", "--chunk-tokens", str(CHUNK), "--page-size", str(PAGE), "--kv-memory", "1GiB")
+
+
+@pytest.fixture(scope="module")
+def split(smollm2: Path) -> Iterator[Served]:
+    with Served(smollm2, *OPTIONS) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def colocated(smollm2: Path) -> Iterator[Served]:
+    with Served(smollm2, *OPTIONS, "--colocated") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def oracle(smollm2: Path) -> Oracle:
+    return Oracle(smollm2)
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm2: Path) -> list[list[int]]:
+    """One of each length, none a prefix of another: nothing is in a prefix cache."""
+    prose = "\n".join(path.read_text() for path in sorted(ROOT.glob("docs/*.md")))
+    ids = Tokenizer.from_file(str(smollm2 / "tokenizer.json")).encode(prose).ids
+    draw = random.Random(1)
+    begins = [draw.randrange(len(ids) - length) for length in LENGTHS]
+    return [ids[begin : begin + length] for begin, length in zip(begins, LENGTHS, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def texts(split: Served, prompts: list[list[int]]) -> list[Completion]:
+    """Greedy, by the split deployment, sixteen at once as long as there are so many."""
+    return asyncio.run(complete_all(split, prompts))
+
+
+@pytest.fixture(scope="module")
+def judgements(oracle: Oracle, prompts: list[list[int]], texts: list[Completion]) -> list[Judgement]:
+    return [oracle.judge(prompt, text.token_ids) for prompt, text in zip(prompts, texts, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def clear(judgements: list[Judgement]) -> list[int]:
+    """The places of the prompts whose margins are wide all along."""
+    return [place for place, judgement in enumerate(judgements) if judgement.is_clear]
+
+
+def test_greedy_text_equals_transformers_for_prompts_of_1_to_2000_tokens(
+    judgements: list[Judgement], clear: list[int], texts: list[Completion]
+) -> None:
+    print(f"{len(judgements) - len(clear)} of {len(judgements)} prompts left out: margins below 1e-3")
+    assert all(len(text.token_ids) == NUM_TOKENS for text in texts)
+    assert [LENGTHS[place] for place in clear if not judgements[place].is_right] == []
+    assert len(clear) >= 20, "too many prompts were left out"
+
+
+def test_split_really_splits(split: Served, texts: list[Completion], prompts: list[list[int]]) -> None:
+    """Every prompt of two tokens and more was computed by the prefiller, nothing by the decoder."""
+    gauges = split.gauges()
+    assert gauges["prefiller-0", "prefill_tokens_total"] >= sum(len(prompt) - 1 for prompt in prompts)
+    assert gauges["decoder-0", "prefill_tokens_total"] == 0
+    assert gauges["decoder-0", "tickets_ready_total"] >= sum(length > 1 for length in LENGTHS)
+    assert {text.cached_tokens for text in texts} == {0}
+
+
+def test_colocated_and_split_write_the_same(
+    colocated: Served, prompts: list[list[int]], texts: list[Completion], clear: list[int]
+) -> None:
+    others = asyncio.run(complete_all(colocated, [prompts[place] for place in clear]))
+    assert differing(dict(zip(clear, others, strict=True)), texts) == []
+
+
+def test_sampled_text_is_the_same_too(
+    split: Served, colocated: Served, oracle: Oracle, prompts: list[list[int]]
+) -> None:
+    fields = {"temperature": SAMPLING.temperature, "top_k": SAMPLING.top_k, "seed": SAMPLING.seed}
+    num_clear = 0
+    for prompt in prompts[4:20:2]:
+        here = split.complete(prompt, NUM_TOKENS, top_p=SAMPLING.top_p, **fields)
+        there = colocated.complete(prompt, NUM_TOKENS, top_p=SAMPLING.top_p, **fields)
+        judgement = oracle.judge(prompt, here.token_ids, SAMPLING)
+        if judgement.is_clear:
+            num_clear += 1
+            assert judgement.is_right, f"{len(prompt)} tokens"
+            assert here.token_ids == there.token_ids, f"{len(prompt)} tokens"
+    assert num_clear >= 5
+
+
+def test_a_prefix_hit_changes_nothing_and_is_told(split: Served, prompts: list[list[int]], clear: list[int]) -> None:
+    """The same prompt again, and one that shares its beginning: hits of whole pages on both sides."""
+    (place,) = [place for place in clear if LENGTHS[place] >= 500][:1]
+    prompt = prompts[place]
+    first = split.complete(prompt, NUM_TOKENS)
+    again = split.complete(prompt, NUM_TOKENS)
+    assert again.token_ids == first.token_ids
+    whole_pages = (len(prompt) - 1) // PAGE * PAGE
+    assert again.cached_tokens == whole_pages
+    # Shares 320 tokens and no more, then asks for something else.
+    other = [*prompt[:320], *prompts[place - 1][:90]]
+    assert split.complete(other, 8).cached_tokens == 320
+
+
+def test_each_alone_after_a_whole_transfer_without_digests_writes_what_sixteen_at_once_wrote(
+    smollm2: Path, prompts: list[list[int]], texts: list[Completion], clear: list[int]
+) -> None:
+    with Served(smollm2, *OPTIONS, "--transfer", "whole", "--no-verify-kv") as served:
+        others = {place: served.complete(prompts[place], NUM_TOKENS) for place in clear[::3]}
+    assert differing(others, texts) == []
+
+
+async def complete_all(served: Served, prompts: Sequence[Sequence[int]]) -> list[Completion]:
+    turn = asyncio.Semaphore(AT_ONCE)
+    async with served.async_client() as client:
+
+        async def one(prompt: Sequence[int]) -> Completion:
+            async with turn:
+                return as_completion(await client.completions.create(**served.request(prompt, NUM_TOKENS)))
+
+        return await asyncio.gather(*(one(prompt) for prompt in prompts))
+
+
+def differing(others: Mapping[int, Completion], texts: Sequence[Completion]) -> list[int]:
+    """Lengths of the prompts whose texts differ."""
+    return [LENGTHS[place] for place, other in others.items() if other.token_ids != texts[place].token_ids]
