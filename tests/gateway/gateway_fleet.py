@@ -10,8 +10,7 @@ from scripted_instance import MODEL, ScriptedDecoder, ScriptedPrefiller, tokens_
 
 from headrace.gateway.dispatch import Dispatcher
 from headrace.gateway.generation import Generation, Progress
-from headrace.gateway.options import GatewayOptions
-from headrace.gateway.timings import Timings
+from headrace.gateway.options import GatewayOptions, Timings
 from headrace.protocol.control import Prefillers, Role, Sampling
 
 QUICK = Timings(

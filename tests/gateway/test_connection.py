@@ -95,6 +95,30 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(front: Front, monkeypatch
     assert client.status == 408 and "must arrive within" in client.body
 
 
+def test_bodies_of_many_clients_together_take_no_more_than_their_room(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.gateway.connection.MAX_BODIES_BYTES", 100)
+
+    async def scenario() -> None:
+        slow = [Client([{"type": "http.request", "body": b"x" * 40, "more_body": True}]) for _ in range(2)]
+        calls = [asyncio.create_task(client.call(front)) for client in slow]
+        await until(lambda: not any(client.sends for client in slow))
+        third = Client.asking(prompt="y" * 10)
+        await third.call(front)
+        assert third.status == 429 and dict(third.gets[0]["headers"])[b"retry-after"] == b"1"
+        slow[0].left.set()  # and its bytes are gone
+        await calls[0]
+        front.says("back")
+        again = Client.asking()
+        await again.call(front)
+        assert again.status == 200
+        slow[1].left.set()
+        await calls[1]
+
+    front.runner.run(scenario())
+
+
 # ---- clients that leave, and the end ---------------------------------------------------------------------------
 
 

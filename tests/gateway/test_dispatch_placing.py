@@ -243,3 +243,16 @@ async def test_the_second_prefiller_dies_while_it_is_asked(tmp_path: Path) -> No
         await other.die()
         assert (await asked)[0] == tokens_after(len(A_PROMPT), 20)
         assert (await around.decoder.hears(UsePrefiller)).prefill is None
+
+
+@on_loop
+async def test_the_pace_that_a_refused_client_is_told_is_that_of_a_time_in_which_requests_wait(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as around:
+        placed_at = around.dispatcher._exchange.placed_at
+        for nth in range(3):
+            await is_answered(around.dispatcher, generation(f"alone-{nth}"))
+        assert len(placed_at) == 1
+        around.decoder.accept_delay_s = 0.02  # one after the other
+        waiting = [ask(around.dispatcher, generation(f"together-{nth}")) for nth in range(8)]
+        await until(lambda: len(placed_at) > 1, "several were placed while others waited")
+        await asyncio.gather(*waiting)

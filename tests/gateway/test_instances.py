@@ -7,7 +7,7 @@ import pytest
 from scripted_instance import LIMITS, MODEL, announce, status
 
 from headrace.gateway.instances import Came, Instances, Left, Stranger, TurnedAway
-from headrace.gateway.timings import Timings
+from headrace.gateway.options import Timings
 from headrace.protocol.control import CONTROL_VERSION, Goodbye, Limits, NoRoom, Role
 
 P1, P2, D1, D2 = ("1" * 32, "2" * 32, "d" * 32, "e" * 32)

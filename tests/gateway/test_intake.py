@@ -64,3 +64,9 @@ def test_a_text_that_cannot_fit_is_not_tokenised(intake: Intake, monkeypatch: py
 def test_the_model_is_looked_at_before_the_prompt(intake: Intake) -> None:
     with pytest.raises(Refused, match="^model: must be 'mill', the only model here, is 'other'"):
         intake.take_completion(body(model="other", prompt=[10**9]), 10)
+
+
+def test_of_token_ids_that_are_too_many_no_more_is_decoded_for_an_echo_than_could_be_served(intake: Intake) -> None:
+    _, (prompt,) = intake.take_completion(body(prompt=[7] * 1000, echo=True), 3)
+    assert len(prompt.token_ids) == 1000  # refused where both numbers are known
+    assert prompt.echo == intake.vocabulary.decode([7] * 3)

@@ -1,6 +1,7 @@
 """What Prometheus reads: parsed with its own parser, with names and values that it would refuse otherwise."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,6 @@ from scripted_instance import announce, on_loop, status
 from headrace.gateway.exchange import DispatchStatistics
 from headrace.gateway.instances import Instance
 from headrace.gateway.metrics import GatewayMetrics
-from headrace.gateway.waterfall import Waterfall
 from headrace.protocol.control import Role
 
 NOTHING = DispatchStatistics(num_queued={}, num_running=0, num_events={}, num_dropped={})
@@ -114,11 +114,10 @@ def test_what_goes_on_is_shown_by_tier_event_and_fault() -> None:
 def test_times_and_tokens_of_a_request_are_counted_once() -> None:
     metrics = GatewayMetrics()
     metrics.placed("interactive", 0.02)
-    metrics.first_tokens("interactive", 0.2, 1)
+    metrics.first_tokens("interactive", 0.2, 1, prompt_tokens=40)
     metrics.next_tokens("interactive", 0.03, 2)
-    waterfall = Waterfall(prefill_s=0.1, exposed_transfer_s=0.002)
-    metrics.finished("interactive", waterfall, prompt_tokens=40, cached_tokens=16, tpot_s=0.015)
-    metrics.over("interactive", "stop")
+    metrics.finished(cached_tokens=16, prefill_s=0.1, exposed_transfer_s=0.002)
+    metrics.over("interactive", "stop", tpot_s=0.015)
     read = samples(metrics)
     kinds = ("prompt", "cached", "completion")
     assert [read["headrace_tokens_total", kind] for kind in kinds] == [40, 16, 3]
@@ -143,3 +142,21 @@ async def test_a_running_gateway_shows_its_requests_and_instances(tmp_path: Path
         assert read["headrace_exposed_transfer_seconds_count",] == 1
         assert read["headrace_instance_pages_held", around.decoder.announce.name, "decoder"] == 3
         assert read["headrace_running",] == 0
+
+
+@on_loop
+async def test_a_request_that_is_closed_has_had_its_prompt_tokens_and_its_pace(tmp_path: Path) -> None:
+    """A stop string ends a choice at the gateway: closed, as by a client that leaves."""
+    async with fleet(tmp_path) as around:
+        around.decoder.token_s = 0.005
+        async with aclosing(around.dispatcher.generate(generation(max_tokens=200))) as stream:
+            num_tokens = 0
+            async for progress in stream:
+                num_tokens += len(progress.token_ids)
+                if num_tokens >= 3:
+                    break
+        read = samples(around.dispatcher.metrics)
+        assert read["headrace_requests_total", "closed", "interactive"] == 1
+        assert read["headrace_tokens_total", "prompt"] == 40
+        assert read["headrace_tokens_total", "completion"] == num_tokens
+        assert read["headrace_tpot_seconds_count", "interactive"] == 1

@@ -134,6 +134,21 @@ def test_no_messages_and_too_many_are_refused() -> None:
 # ---- fields ----------------------------------------------------------------------------------------------------
 
 
+MANY_FIELDS = {f"field{nth}": 1 for nth in range(65)}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("body", MANY_FIELDS),
+        ("stream_options", {"stream_options": MANY_FIELDS}),
+        ("messages[1]", {"messages": [{}, MANY_FIELDS]}),
+    ],
+)
+def test_an_object_of_too_many_fields_is_refused_before_any_is_looked_at(path: str, body: dict[str, Any]) -> None:
+    assert refusal(body, ChatRequest) == f"{path}: must have at most 64 fields, has 65"
+
+
 def test_the_output_is_limited_by_either_name() -> None:
     asked = chat(max_tokens=7)
     assert (asked.most_tokens, asked.max_tokens_field) == (7, "max_tokens")

@@ -1,6 +1,8 @@
 """The gateway's process: its port, its signals, its end."""
 
+import asyncio
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -12,11 +14,13 @@ from typing import Any
 
 import httpx2
 import pytest
+from http_front import a_front, make_intake
 from tiny_vocabulary import byte_level_tokenizer, write_model
 
 from headrace.errors import InputError
+from headrace.gateway.listening import bind
 from headrace.gateway.options import GatewayOptions
-from headrace.gateway.server import bind, run_gateway, url_of
+from headrace.gateway.server import make_server, run_gateway, take_all_descriptors, url_of
 
 PROGRAM = Path(__file__).with_name("gateway_process.py")
 MODEL = "mill"
@@ -96,9 +100,11 @@ def test_a_port_in_use_is_an_error_before_anything_is_loaded() -> None:
 
 
 def test_a_host_that_is_not_ours_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"^host: 192\.0\.2\.1:0 cannot be had"):  # TEST-NET-1, nobody's
+    with pytest.raises(
+        InputError, match=r"^host: must be an address of this machine, is '192\.0\.2\.1'"
+    ):  # TEST-NET-1, nobody's
         bind("192.0.2.1", 0)
-    with pytest.raises(InputError, match=r"^host: must be an address or a name of this machine, is 'a\.\.b'"):
+    with pytest.raises(InputError, match=r"^host: must be an address of this machine, is 'a\.\.b'"):
         bind("a..b", 0)
 
 
@@ -108,6 +114,58 @@ def test_the_address_is_told_as_a_client_writes_it() -> None:
     if socket.has_dualstack_ipv6():
         with bind("::1", 0) as listener:
             assert url_of(listener) == f"http://[::1]:{listener.getsockname()[1]}"
+
+
+# ---- connections -----------------------------------------------------------------------------------------------
+
+
+def test_who_sends_no_request_in_time_is_hung_up_on_and_nobody_else(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.gateway.server.HEAD_PATIENCE_S", 0.1)
+    told = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    body = b'{"model": "mill", "prompt": "x"}'
+    asking = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+
+    async def scenario(address: tuple[str, int]) -> None:
+        (silent, nothing), (slow, first), (kept, second), (waits, third) = [
+            await asyncio.open_connection(*address) for _ in range(4)
+        ]
+        first.write(told[:9])
+        second.write(told)
+        assert b" 200 " in await kept.readline()
+        second.write(told[:9])  # on a connection that has had its answer
+        third.write(asking)
+        async with asyncio.timeout(5):
+            assert await silent.read() == await slow.read() == b""
+            await kept.read()
+            await asyncio.sleep(0.15)
+            third.write(body)  # its head came in time, its body may take longer
+            assert b" 200 " in await waits.readline()
+        for writer in (nothing, first, second, third):
+            writer.close()
+
+    with a_front(make_intake(model_directory)) as front, bind("127.0.0.1", 0) as listener:
+        front.says("and the mill turned.")
+        server = make_server(front.app)
+
+        async def serve() -> None:
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            await scenario(listener.getsockname()[:2])
+            server.should_exit = True
+            await serving
+
+        front.runner.run(serve())
+
+
+def test_a_gateway_may_have_as_many_connections_as_the_system_lets_it() -> None:
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before, 512), most))
+        take_all_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------

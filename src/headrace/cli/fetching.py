@@ -18,7 +18,6 @@ from headrace.model.checkpoint import read_shape
 from headrace.model.locate import locate_model
 from headrace.model.progress import Progress
 from headrace.roles.options import InstanceOptions
-from headrace.roles.pool_plan import plan_pool
 
 LINE_EVERY_S = 5.0
 
@@ -34,6 +33,9 @@ def fetch_model(name: str) -> Path:
 
 def require_pool(options: InstanceOptions) -> None:
     """Raises InputError where model and KV memory do not fit: the process itself would find out seconds later."""
+    # Function-local: it loads numpy, which is not needed to show help or to refuse an option.
+    from headrace.roles.pool_plan import plan_pool
+
     plan_pool(read_shape(options.model_dir), options)
 
 

@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 from headrace.gateway.admit import longest_sequence
 from headrace.gateway.answers import ErrorResponse, StreamedAnswer, WholeAnswer, Work
 from headrace.gateway.choices import PromptTokens, Tell, Usage, plan_choices, run_choices
-from headrace.gateway.connection import read_body
+from headrace.gateway.connection import Bodies
 from headrace.gateway.generation import Dispatch
 from headrace.gateway.intake import Intake
 from headrace.gateway.openai_answers import ChatShape, CompletionShape, Shape, model_json
@@ -83,6 +83,7 @@ class Routes:
         self._metrics_text = metrics_text
         self._closing = closing
         self._started = int(time.time())
+        self._bodies = Bodies()
         self._long = asyncio.Semaphore(NUM_LONG_AT_ONCE)
 
     async def completions(self, request: Request) -> Response:
@@ -132,13 +133,13 @@ class Routes:
         return Response(self._metrics_text(), media_type=CONTENT_TYPE_LATEST)
 
     async def _take(self, request: Request, take: Callable[[bytes, int], Taken]) -> Taken:
-        raw = await read_body(request)
-        if len(raw) <= INLINE_BYTES:
-            return take(raw, self._longest())
-        async with self._long:
-            if await request.is_disconnected():
-                raise ClientDisconnect
-            return await asyncio.to_thread(take, raw, self._longest())
+        async with self._bodies.read(request) as raw:
+            if len(raw) <= INLINE_BYTES:
+                return take(raw, self._longest())
+            async with self._long:
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+                return await asyncio.to_thread(take, raw, self._longest())
 
     def _longest(self) -> int:
         limits = self._dispatch.limits()

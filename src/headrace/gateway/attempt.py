@@ -64,6 +64,7 @@ class Attempt:
         self.decoder: Uuid | None = None
         self.offered_to: Uuid | None = None  # the same, kept when it is over
         self.prefiller: Uuid | None = None  # where the prompt was last to be prefilled; None: at the decoder
+        self.was_accepted = False
         self.rejected: Rejected | None = None
         self.prefilled: Prefilled | None = None
         self.finished: Finished | None = None
@@ -205,7 +206,7 @@ class Attempt:
     def _accepted(self, message: Accepted) -> None:
         """Of Generate, or of UsePrefiller."""
         if self.state is State.OFFERED:
-            self.state = State.RUNNING
+            self.state, self.was_accepted = State.RUNNING, True
         if message.uses_lease:
             self._given_is_open = False
         else:

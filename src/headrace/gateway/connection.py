@@ -1,40 +1,66 @@
 """One client's connection: its body, taken up to a limit, and work that ends when the client does. Knows ASGI alone."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Never, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from headrace.gateway.generation import Overloaded
 from headrace.gateway.openai_errors import Refused, ShuttingDown
 
 MAX_BODY_BYTES = 10 * 2**20
+MAX_BODIES_BYTES = 128 * 2**20  # of all clients together: a thousand may come at once
 BODY_PATIENCE_S = 60.0  # for all of a body: a client that trickles it in holds a connection, not more
 
 Result = TypeVar("Result")
 
 
-async def read_body(request: Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Raises Refused (413, 408) without reading on; ClientDisconnect when the client leaves."""
-    told = request.headers.get("content-length", "0")
-    if told.isdecimal() and int(told) > most_bytes:
-        raise _too_large(most_bytes)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_PATIENCE_S):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > most_bytes:
-                    raise _too_large(most_bytes)
-    except TimeoutError:
-        message = f"must arrive within {BODY_PATIENCE_S:g} s"
-        raise Refused("body", message, status=408, code="request_timeout") from None
-    return bytes(body)
+class Bodies:
+    """What all clients have sent and is not made into tokens yet: no more than a process can hold."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The body, which takes room as long as this is entered. Raises Refused (413, 408) or Overloaded (429) without
+        reading on; ClientDisconnect when the client leaves."""
+        told = request.headers.get("content-length", "0")
+        if told.isdecimal() and int(told) > MAX_BODY_BYTES:
+            raise _too_large()
+        body = bytearray()
+        try:
+            await self._fill(body, request)
+            yield bytes(body)
+        finally:
+            self._num_bytes -= len(body)
+
+    async def _fill(self, body: bytearray, request: Request) -> None:
+        try:
+            async with asyncio.timeout(BODY_PATIENCE_S):
+                async for piece in request.stream():
+                    self._num_bytes += len(piece)
+                    body += piece
+                    self._require_room(len(body))
+        except TimeoutError:
+            message = f"must arrive within {BODY_PATIENCE_S:g} s"
+            raise Refused("body", message, status=408, code="request_timeout") from None
+
+    def _require_room(self, num_bytes: int) -> None:
+        if num_bytes > MAX_BODY_BYTES:
+            raise _too_large()
+        if self._num_bytes > MAX_BODIES_BYTES:
+            raise Overloaded("too many long requests come in at once", status=429, retry_after_s=1.0)
+
+    def __repr__(self) -> str:
+        return f"Bodies({self._num_bytes} bytes)"
 
 
-def _too_large(most_bytes: int) -> Refused:
-    return Refused("body", f"must be at most {most_bytes} bytes", status=413, code="request_too_large")
+def _too_large() -> Refused:
+    return Refused("body", f"must be at most {MAX_BODY_BYTES} bytes", status=413, code="request_too_large")
 
 
 async def attend(

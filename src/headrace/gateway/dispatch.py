@@ -19,8 +19,7 @@ from headrace.gateway.instances import Instance
 from headrace.gateway.life import live
 from headrace.gateway.line import TIERS
 from headrace.gateway.metrics import GatewayMetrics
-from headrace.gateway.options import GatewayOptions
-from headrace.gateway.timings import DEFAULT_TIMINGS, Timings
+from headrace.gateway.options import DEFAULT_TIMINGS, GatewayOptions, Timings
 from headrace.protocol.control import Limits
 
 MAX_MESSAGES_A_TURN = 64

@@ -18,8 +18,8 @@ from headrace.gateway.attempt import Attempt, RequestMessage
 from headrace.gateway.control import Fault
 from headrace.gateway.instances import Came, Change, Instance, Instances, Left, Stranger, TurnedAway
 from headrace.gateway.line import Line
+from headrace.gateway.options import Timings
 from headrace.gateway.route import choose_prefiller, num_pages_wanted
-from headrace.gateway.timings import Timings
 from headrace.protocol.control import (
     Abort,
     Accepted,
@@ -148,6 +148,8 @@ class Exchange:
 
     def placed(self, attempt: Attempt) -> None:
         """A decoder has accepted it: counted there until its next Status."""
+        if not self.line:
+            self.placed_at.clear()  # the pace of a time in which nobody waits says nothing about waiting
         self.placed_at.append(self._now)
         decoder = None if attempt.decoder is None else self.instances.get(attempt.decoder)
         if decoder is not None:

@@ -1,4 +1,8 @@
-"""What is measured of one request, as it happens: for the metrics, and for its line in the log. Owned by its task."""
+"""What is measured of one request, as it happens: for the metrics, and for its line in the log. Owned by its task.
+
+Where its time went is put together from three clocks' differences (gateway, prefiller, decoder), never from their
+readings.
+"""
 
 import logging
 from dataclasses import dataclass
@@ -6,9 +10,54 @@ from dataclasses import dataclass
 from headrace.gateway.attempt import Arrived, Attempt
 from headrace.gateway.generation import Generation
 from headrace.gateway.metrics import GatewayMetrics, Outcome
-from headrace.gateway.waterfall import waterfall_of
+from headrace.protocol.control import Finished, Prefilled
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waterfall:
+    """Seconds; None where it did not come to that, or is not known."""
+
+    queue_s: float | None = None  # admission until a decoder had accepted it, lease and all
+    prefiller_queue_s: float | None = None
+    prefill_s: float | None = None  # at the prefiller, or at the decoder
+    exposed_transfer_s: float | None = None  # what the transfer added after the prefill
+    hand_over_s: float | None = None
+    first_step_s: float | None = None
+    ttft_s: float | None = None
+
+    def __str__(self) -> str:
+        parts = (
+            ("queue", self.queue_s),
+            ("prefiller queue", self.prefiller_queue_s),
+            ("prefill", self.prefill_s),
+            ("exposed transfer", self.exposed_transfer_s),
+            ("hand-over", self.hand_over_s),
+            ("first step", self.first_step_s),
+            ("ttft", self.ttft_s),
+        )
+        return ", ".join(f"{name} {'-' if part is None else f'{part * 1e3:.1f} ms'}" for name, part in parts)
+
+
+def waterfall_of(
+    finished: Finished | None, prefilled: Prefilled | None, *, queue_s: float | None, ttft_s: float | None
+) -> Waterfall:
+    """Of what the decoder and (where it was prefilled elsewhere) the prefiller tell."""
+    if finished is None:
+        return Waterfall(queue_s=queue_s, ttft_s=ttft_s)
+    told = finished.waterfall
+    elsewhere = prefilled if told.fetch_s > 0 else None
+    exposed_s = None if elsewhere is None else max(0.0, told.fetch_s - elsewhere.queue_s - elsewhere.prefill_s)
+    return Waterfall(
+        queue_s=queue_s,
+        prefiller_queue_s=None if elsewhere is None else elsewhere.queue_s,
+        prefill_s=elsewhere.prefill_s if elsewhere is not None else told.local_prefill_s or None,
+        exposed_transfer_s=exposed_s,
+        hand_over_s=told.hand_over_s or None,
+        first_step_s=told.first_step_s or None,
+        ttft_s=ttft_s,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,7 +71,6 @@ class Figures:
     first_at: float | None = None
     last_at: float | None = None
     num_tokens: int = 0
-    cached_tokens: int = 0
     decoder: str = "-"
     prefiller: str = "-"
 
@@ -37,7 +85,9 @@ class Figures:
         tier, num_tokens = self.generation.tier, len(arrived.token_ids)
         if self.last_at is None:
             self.first_at = arrived.at
-            self.metrics.first_tokens(tier, arrived.at - self.admitted_at, num_tokens)
+            self.metrics.first_tokens(
+                tier, arrived.at - self.admitted_at, num_tokens, prompt_tokens=len(self.generation.token_ids)
+            )
         else:
             self.metrics.next_tokens(tier, arrived.at - self.last_at, num_tokens)
         self.last_at = arrived.at
@@ -52,12 +102,14 @@ class Figures:
             queue_s=None if self.placed_at is None else self.placed_at - self.admitted_at,
             ttft_s=None if self.first_at is None else self.first_at - self.admitted_at,
         )
-        self.metrics.over(tier, outcome)
+        self.metrics.over(tier, outcome, tpot_s=self._tpot_s())
         num_prompt = len(self.generation.token_ids)
         cached = 0 if finished is None else min(num_prompt, finished.cached_tokens)
         if outcome in ("stop", "length"):
             self.metrics.finished(
-                tier, waterfall, prompt_tokens=num_prompt, cached_tokens=cached, tpot_s=self._tpot_s()
+                cached_tokens=cached,
+                prefill_s=waterfall.prefill_s,
+                exposed_transfer_s=waterfall.exposed_transfer_s,
             )
         _log.debug(
             "%s: %s; %s; %d prompt tokens (%d cached), %d tokens; decoder %s, prefiller %s",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from headrace.gateway.admit import longest_sequence
+from headrace.gateway.options import Timings
 from headrace.gateway.route import DecoderView, PrefillerView
-from headrace.gateway.timings import Timings
 from headrace.protocol.control import CONTROL_VERSION, Announce, Goodbye, InstanceMessage, Limits, Role, Status
 from headrace.protocol.messages import Uuid
 

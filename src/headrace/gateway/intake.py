@@ -54,7 +54,8 @@ class Intake:
             token_ids, text = self._encoded(prompt, field, longest, with_specials=True), prompt
         else:
             self.vocabulary.require_known(prompt, field)
-            token_ids, text = _not_empty(prompt, field), self.vocabulary.decode(prompt) if echo else ""
+            # One that is longer is refused in a moment: decoding megabytes of it for an echo would hold up others.
+            token_ids, text = _not_empty(prompt, field), self.vocabulary.decode(prompt[:longest]) if echo else ""
         return PromptTokens(field=field, token_ids=token_ids, echo=text if echo else "")
 
     def _encoded(self, text: str, field: str, longest: int, *, with_specials: bool) -> tuple[int, ...]:

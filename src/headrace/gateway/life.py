@@ -135,11 +135,11 @@ class Life:
             if self._received:  # too late for either: the client has its 200
                 raise GenerationFailed(str(error)) from error
             raise
-        if attempt.state is State.RUNNING:
+        if attempt.was_accepted:  # and may be over by now: all of its messages came at once
             self._exchange.placed(attempt)
             self._figures.placed(
                 self._patience.now(),
-                decoder=self._exchange.instances.name(attempt.decoder),
+                decoder=self._exchange.instances.name(attempt.offered_to),
                 prefiller=self._exchange.instances.name(attempt.prefiller),
             )
         self._patience.waiting_for = "its tokens"
@@ -191,7 +191,7 @@ class Life:
         if attempt.offered_to is not None:
             self._placing.shun(attempt.offered_to)
         self._attempt = None
-        _log.info(
+        _log.debug(
             "%s: %s; it goes on elsewhere after %d tokens", self._generation.request_id, reason, len(self._received)
         )
 

@@ -14,7 +14,6 @@ from prometheus_client.registry import Collector
 
 from headrace.gateway.exchange import DispatchStatistics
 from headrace.gateway.instances import Instance
-from headrace.gateway.waterfall import Waterfall
 from headrace.protocol.control import Role
 from headrace.protocol.messages import Tier
 
@@ -41,7 +40,7 @@ class GatewayMetrics:
         )
         self._tokens = Counter(
             "headrace_tokens",
-            "Prompt tokens, those of them cached, and completion tokens",
+            "Prompt tokens (of requests that got a token), those of them told to be cached, completion tokens",
             ["kind"],
             registry=self._registry,
         )
@@ -70,29 +69,28 @@ class GatewayMetrics:
     def placed(self, tier: Tier, queue_s: float) -> None:
         self._queue.labels(tier).observe(queue_s)
 
-    def first_tokens(self, tier: Tier, ttft_s: float, num_tokens: int) -> None:
+    def first_tokens(self, tier: Tier, ttft_s: float, num_tokens: int, *, prompt_tokens: int) -> None:
         self._ttft.labels(tier).observe(ttft_s)
+        self._tokens.labels("prompt").inc(prompt_tokens)
         self._tokens.labels("completion").inc(num_tokens)
 
     def next_tokens(self, tier: Tier, itl_s: float, num_tokens: int) -> None:
         self._itl.labels(tier).observe(itl_s)
         self._tokens.labels("completion").inc(num_tokens)
 
-    def over(self, tier: Tier, outcome: Outcome) -> None:
+    def over(self, tier: Tier, outcome: Outcome, *, tpot_s: float | None) -> None:
+        """`tpot_s` is known of every request that had two tokens, however it ended: a stop string's is no worse."""
         self._requests.labels(outcome, tier).inc()
-
-    def finished(
-        self, tier: Tier, waterfall: Waterfall, *, prompt_tokens: int, cached_tokens: int, tpot_s: float | None
-    ) -> None:
-        """Of a request that came to its end."""
-        self._tokens.labels("prompt").inc(prompt_tokens)
-        self._tokens.labels("cached").inc(cached_tokens)
         if tpot_s is not None:
             self._tpot.labels(tier).observe(tpot_s)
-        if waterfall.prefill_s is not None:
-            self._prefill.observe(waterfall.prefill_s)
-        if waterfall.exposed_transfer_s is not None:
-            self._exposed.observe(waterfall.exposed_transfer_s)
+
+    def finished(self, *, cached_tokens: int, prefill_s: float | None, exposed_transfer_s: float | None) -> None:
+        """What the decoder tells with its last word."""
+        self._tokens.labels("cached").inc(cached_tokens)
+        if prefill_s is not None:
+            self._prefill.observe(prefill_s)
+        if exposed_transfer_s is not None:
+            self._exposed.observe(exposed_transfer_s)
 
 
 class _State(Collector):

@@ -53,26 +53,28 @@ class CompletionShape:
 
     def whole(self, choices: Sequence[Finished], usage: Usage) -> Json:
         told = [
-            {
-                **_completion_choice(index, self.echoes[index] + choice.text, choice.finish_reason),
-                **_token_ids(choice.token_ids, self.include_token_ids),
-            }
+            self._choice(index, self.echoes[index] + choice.text, choice.token_ids, choice.finish_reason)
             for index, choice in enumerate(choices)
         ]
         return {**self._head(), "choices": told, "usage": usage_json(usage)}
 
     def opening(self, index: int) -> list[Json]:
-        return [self._chunk(_completion_choice(index, self.echoes[index], None))] if self.echoes[index] else []
+        return [self._chunk(self._choice(index, self.echoes[index]))] if self.echoes[index] else []
 
     def chunks(self, delta: Delta) -> list[Json]:
-        token_ids = _token_ids(delta.token_ids, self.include_token_ids)
-        if not delta.text and delta.finish_reason is None and not token_ids:
+        token_ids = delta.token_ids if self.include_token_ids else ()
+        if not delta.text and not token_ids and delta.finish_reason is None:
             return []
-        choice = _completion_choice(delta.index, delta.text, delta.finish_reason)
-        return [self._chunk({**choice, **token_ids})]
+        return [self._chunk(self._choice(delta.index, delta.text, token_ids, delta.finish_reason))]
 
     def usage_chunk(self, usage: Usage) -> Json:
         return {**self._head(), "choices": [], "usage": usage_json(usage)}
+
+    def _choice(
+        self, index: int, text: str, token_ids: Sequence[int] = (), finish_reason: FinishReason | None = None
+    ) -> Json:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+        return {**choice, **_token_ids(token_ids, self.include_token_ids)}
 
     def _chunk(self, choice: Json) -> Json:
         return {**self._head(), "choices": [choice], **({"usage": None} if self.include_usage else {})}
@@ -115,16 +117,19 @@ class ChatShape:
         return [self._chunk(index, {"role": "assistant", "content": "", "refusal": None})]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        token_ids = _token_ids(delta.token_ids, self.include_token_ids)
-        said = [self._chunk(delta.index, {"content": delta.text}, **token_ids)] if delta.text or token_ids else []
+        token_ids = delta.token_ids if self.include_token_ids else ()
+        said = [self._chunk(delta.index, {"content": delta.text}, token_ids)] if delta.text or token_ids else []
         last = [self._chunk(delta.index, {}, finish_reason=delta.finish_reason)] if delta.finish_reason else []
         return said + last
 
     def usage_chunk(self, usage: Usage) -> Json:
         return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage_json(usage)}
 
-    def _chunk(self, index: int, delta: Json, **more: Any) -> Json:  # noqa: ANN401 (JSON)
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+    def _chunk(
+        self, index: int, delta: Json, token_ids: Sequence[int] = (), finish_reason: FinishReason | None = None
+    ) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        choice |= _token_ids(token_ids, self.include_token_ids)
         chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
         return {**chunk, "usage": None} if self.include_usage else chunk
 
@@ -139,12 +144,9 @@ class ChatShape:
         }
 
 
-def _completion_choice(index: int, text: str, finish_reason: FinishReason | None) -> Json:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
-
-
 def _token_ids(token_ids: Sequence[int], wanted: bool) -> Json:
-    """As vLLM has them."""
+    """return_token_ids, as vLLM has it; but a stop token is among them only where it is text. With a stop string: up
+    to the token that completed it."""
     return {"token_ids": list(token_ids)} if wanted else {}
 
 

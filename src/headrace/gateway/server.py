@@ -8,6 +8,7 @@ ends. When the dispatch side fails, everything ends with what it failed with.
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 import uvicorn
 import uvloop
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headrace.gateway.app import make_app
 from headrace.gateway.chat import load_chat_template
@@ -25,6 +27,7 @@ from headrace.gateway.options import GatewayOptions
 from headrace.gateway.vocabulary import load_vocabulary
 
 GRACE_S = 0.5  # after a signal, for answers that are nearly done
+HEAD_PATIENCE_S = 10.0  # for a request's head: who connects and says nothing holds a connection so long, not for ever
 CANCEL_S = 1  # from then on: a client that does not even read its error is cut off
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 def run_gateway(options: GatewayOptions) -> None:
     """Serves until a signal ends it. Raises InputError for what is wrong at the start."""
+    take_all_descriptors()
     with bind(options.host, options.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(options, listener))
 
@@ -62,6 +66,12 @@ async def serve(options: GatewayOptions, listener: socket.socket) -> None:
             failing.cancel()
 
 
+def take_all_descriptors() -> None:
+    """Every connection is one, and the usual soft limit of 1,024 is soon reached."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def load_intake(options: GatewayOptions) -> Intake:
     """The model's text side. Raises InputError."""
     vocabulary = load_vocabulary(options.tokenizer)
@@ -82,10 +92,37 @@ class SignalFreeServer(uvicorn.Server):
         yield
 
 
+class PunctualProtocol(H11Protocol):
+    """Hangs up on who does not send a request's head in time: uvicorn waits for ever for a connection's first one, and
+    for any that trickles in."""
+
+    _head_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._await_head(ever=False)
+
+    def _await_head(self, *, ever: bool = True) -> None:
+        awaited = ever and (self.cycle is None or self.cycle.response_complete)
+        if awaited and self._head_due is None:
+            self._head_due = self.loop.call_later(HEAD_PATIENCE_S, self.transport.close)
+        elif not awaited and self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
+
+
 def make_server(app: FastAPI) -> SignalFreeServer:
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=PunctualProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
