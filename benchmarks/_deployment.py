@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+MODEL = "bench"
+NAMED = ("--served-name", MODEL)
 START_S = 120.0
 VOCABULARY = (300, 49_000)  # token ids that stand for ordinary text
 
@@ -71,11 +73,11 @@ class Deployment:
         self._log = (self._folder / "log").open("wb")
         control = f"ipc://{self._folder}/control.sock"
         self._port = _free_port()
-        gateway = ["gateway", "--control", control, "--port", str(self._port), "--name", "gateway"]
+        gateway = ["gateway", "--control", control, "--port", str(self._port), "--name", "gateway", *NAMED]
         self._start([*gateway, "--log-level", log_level], cores=gateway_cores)
         for number, spec in enumerate(instances):
             command = "decoder" if spec.role == "colocated" else spec.role
-            words = [command, "--gateway", control, "--name", f"{spec.role}-{number}", *common, *spec.options]
+            words = [command, "--gateway", control, "--name", f"{spec.role}-{number}", *NAMED, *common, *spec.options]
             if spec.role == "colocated":
                 words.append("--colocated")
             self._start(words, cores=spec.cores, netns=spec.netns)
@@ -114,7 +116,7 @@ class Deployment:
             status, text = await self.get("/metrics")
         except OSError:
             return 0
-        lines = [line for line in text.splitlines() if line.startswith("headrace_instances{")]
+        lines = [line for line in text.splitlines() if line.startswith("headrace_instances_alive{")]
         return sum(int(float(line.split()[-1])) for line in lines) if status == 200 else 0
 
     def __exit__(
@@ -150,6 +152,7 @@ class Deployment:
         """One streaming completion of a prompt of token ids, greedy, of exactly max_tokens tokens. What has come is
         in `into`, also when this is cancelled: the client has left then."""
         body = {
+            "model": MODEL,
             "prompt": list(token_ids),
             "max_tokens": max_tokens,
             "temperature": 0,

@@ -2,7 +2,7 @@
 
 In one process, without gateway and messages: a Runner over a KV pool with pages in random order, greedy. Beside it, in
 turns, transformers (bf16, SDPA, its own cache), the plainest peer. Bounds of the core are measured in the same run:
-the rate at which the weights can be read, and the rate of a large bf16 product. Medians, lowest and highest of `--runs`.
+the rate at which the weights can be read, and that of a large bf16 product. Medians, lowest and highest of `--runs`.
 
     taskset -c 0 python benchmarks/engine_speed.py [--runs 7] [--no-transformers]
 """
@@ -89,8 +89,8 @@ class Transformers:
     @torch.inference_mode()
     def decode(self, num_streams: int) -> float:
         ids = torch.tensor([random_prompt(KV_LEN, seed) for seed in range(num_streams)])
-        cache = self._model(ids[:, :-1], use_cache=True).past_key_values
-        return timed(lambda: self._model(ids[:, -1:], past_key_values=cache).logits[:, -1].argmax(-1))
+        cache = self._model(ids[:, :-1], use_cache=True).cache
+        return timed(lambda: self._model(ids[:, -1:], cache=cache).logits[:, -1].argmax(-1))
 
     @torch.inference_mode()
     def prefill(self, num_tokens: int) -> float:

@@ -9,7 +9,7 @@ the runs, with lowest and highest. Beside it the quiet p99 (no long prompt in fl
 streams on a decoder alone, and a plain spin loop on the other core instead of long prompts. Clock: at the client,
 where the bytes of a token arrive. Steal time is printed.
 
-    python benchmarks/interference.py [--runs 5] [--chunks 64 256 512] [--json FILE]
+    python benchmarks/interference.py [--runs 5] [--chunks 64 256 512] [--json FILE] [--picture FILE]
 """
 
 import argparse
@@ -35,10 +35,12 @@ from _deployment import (
     steal_share,
 )
 from _endpoint import positive
+from _schedules import Schedule, draw
 
 NUM_STREAMS, STREAM_PROMPT = 4, 64
 LONG_PROMPT, NUM_LONG, FIRST_LONG_S, LONG_EVERY_S = 2000, 3, 3.0, 6.0
 SPIN = "while True: pass"
+SPLIT = "split: prefiller + decoder"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def arms(chunks: Sequence[int]) -> list[Arm]:
         )
         for chunk in chunks
     ]
-    made.append(Arm("split: prefiller + decoder", split))
+    made.append(Arm(SPLIT, split))
     made.append(Arm("control: decoder + spin loop", (InstanceSpec("colocated", cores="0"),), spins=True))
     return made
 
@@ -140,6 +142,7 @@ def main() -> None:
     parser.add_argument("--runs", type=positive, default=5)
     parser.add_argument("--chunks", type=positive, nargs="+", default=[64, 256, 512])
     parser.add_argument("--json", type=Path, help="keep every run, with the time of each token")
+    parser.add_argument("--picture", type=Path, help="draw the last run of the largest chunk and of split, as SVG")
     arguments = parser.parse_args()
     print(describe_machine())
     stolen, everything = steal_share()
@@ -160,6 +163,22 @@ def main() -> None:
     if arguments.json:
         kept: list[dict[str, Any]] = [asdict(run) for of_arm in runs.values() for run in of_arm]
         arguments.json.write_text(json.dumps(kept))
+    if arguments.picture:
+        largest = f"colocated, chunk {max(arguments.chunks)}"
+        arguments.picture.write_text(picture([runs[largest][-1], runs[SPLIT][-1]]))
+
+
+def picture(runs: Sequence[Run]) -> str:
+    schedules = [
+        Schedule(
+            title=run.arm,
+            streams=run.token_times,
+            prompt=run.long_spans[0],
+            note=f"longest gap of the run {run.stall_ms:.0f} ms",
+        )
+        for run in runs
+    ]
+    return draw(schedules, before_s=1.0, after_s=max(end - start for start, end in (r.long_spans[0] for r in runs)) + 1)
 
 
 async def warm(deployment: Deployment) -> None:
