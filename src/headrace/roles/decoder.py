@@ -14,9 +14,8 @@ A colocated process is the same without messenger and fabric.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 
 from headrace.engine.engine import Engine
 from headrace.engine.requests import (
@@ -38,7 +37,6 @@ from headrace.messenger.outcomes import (
     Ready,
     TicketFailed,
 )
-from headrace.model.interface import nothing_after
 from headrace.protocol.control import (
     Abort,
     Accepted,
@@ -55,14 +53,14 @@ from headrace.protocol.control import (
     Tokens,
     UsePrefiller,
 )
-from headrace.protocol.messages import clipped
+from headrace.protocol.messages import MOST_REMAINING_S, clipped
 from headrace.roles.instance import Instance, open_instance
 from headrace.roles.links import GatewayUuid, Links
 from headrace.roles.options import InstanceOptions
 from headrace.roles.remote_prefill import PrefillerUuid, RemotePrefill
 from headrace.roles.served import MAX_TICKETS, Served
 from headrace.roles.status import decoder_status
-from headrace.roles.stopping import run_until_stopped
+from headrace.roles.stopping import LAST_WORDS_S, stoppable
 
 NEED_PREFILL_PATIENCE_S = 0.2
 
@@ -74,16 +72,17 @@ _log = logging.getLogger(__name__)
 def run_decoder(options: InstanceOptions) -> None:
     """A decoder, or with role "colocated" both phases in one, until SIGINT or SIGTERM. Raises InputError,
     FabricError."""
-    with open_instance(options) as instance:
-        run_until_stopped(lambda: _Decoder(instance).run())
+    with stoppable() as process, open_instance(options) as instance:
+        process.run(lambda: Decoder(instance).run())
 
 
-class _Decoder:
+class Decoder:
     def __init__(self, instance: Instance) -> None:
         options = instance.options
         self._instance = instance
         self._uuid = instance.identity.uuid
         self._is_colocated = options.role == "colocated"
+        self._loop = asyncio.get_running_loop()
         self._engine = Engine(
             pages=instance.pages,
             options=EngineOptions(
@@ -96,22 +95,23 @@ class _Decoder:
             salt=instance.salt,
             vocab_size=instance.shape.vocab_size,
         )
-        self._exits = ExitStack()
-        self._remote: RemotePrefill | None = None
-        if not self._is_colocated:
-            self._remote = RemotePrefill(instance, self._on_outcome)
-            self._exits.callback(self._remote.close)
-        self._links = self._exits.enter_context(
-            Links(
-                options.gateways,
-                announce=instance.announce(fabric_address=b""),
-                status=self._status,
-                on_message=self._on_message,
-                on_lost=self._on_gateway_lost,
-            )
-        )
         self._served: dict[str, Served] = {}
         self._work = asyncio.Event()
+        with ExitStack() as exits:
+            self._remote: RemotePrefill | None = None
+            if not self._is_colocated:
+                self._remote = RemotePrefill(instance, on_outcome=self._on_outcome, on_room=self._work.set)
+                exits.callback(self._remote.close)
+            self._links = exits.enter_context(
+                Links(
+                    options.gateways,
+                    announce=instance.announce(fabric_address=b""),
+                    status=self._status,
+                    on_message=self._on_message,
+                    on_lost=self._on_gateway_lost,
+                )
+            )
+            self._exits = exits.pop_all()
 
     async def run(self) -> None:
         if self._remote is None:
@@ -119,11 +119,23 @@ class _Decoder:
         else:
             self._instance.log_start(provider=self._remote.provider, address=self._remote.address)
         with self._exits:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._links.run())
-                if self._remote is not None:
-                    tasks.create_task(self._remote.run())
-                tasks.create_task(self._turns())
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._links.run())
+                    if self._remote is not None:
+                        tasks.create_task(self._remote.run())
+                    tasks.create_task(self._turns())
+            except asyncio.CancelledError:
+                await self._leave()
+                raise
+
+    async def _leave(self) -> None:
+        """The process is told to end: no prefiller, on whichever host, is to go on for it."""
+        imms = [served.imm for served in self._served.values() if served.imm is not None]
+        if self._remote is not None and imms:
+            for imm in imms:
+                self._remote.cancel(imm)
+            await asyncio.sleep(LAST_WORDS_S)
 
     async def _turns(self) -> None:
         while True:
@@ -140,7 +152,7 @@ class _Decoder:
         if step is None:
             return False
         try:
-            tokens = await self._instance.compute(partial(self._instance.runner.run, step.rows, nothing_after))
+            tokens = await self._instance.compute(step.rows)
         except (InputError, RuntimeError, MemoryError) as error:
             _log.exception("a step failed")
             self._engine.fail_step(step, f"the step failed: {error}")
@@ -166,32 +178,39 @@ class _Decoder:
         self._work.set()
 
     def _on_generate(self, gateway: GatewayUuid, generate: Generate) -> None:
-        if generate.request_id in self._served:
+        known = self._served.get(generate.request_id)
+        if known is not None and known.gateway == gateway:
             return  # repeated
-        now = time.monotonic()
         try:
-            request = _engine_request(generate)
-            self._engine.check_request(request)
+            # Raises for an id that is in use, too: another gateway's, or that of a ticket which is not over yet.
+            admission = self._engine.try_admit(_engine_request(generate))
         except InputError as error:
             rejected = Rejected(
                 sender=self._uuid, request_id=generate.request_id, field=error.field, text=clipped(str(error))
             )
             self._links.send(gateway, rejected)
             return
-        admission = self._engine.try_admit(request)
         if admission is None:
             free = self._instance.pages.num_free_or_cached
             self._links.send(gateway, NoRoom(sender=self._uuid, request_id=generate.request_id, num_free_pages=free))
             return
-        served = Served(gateway=gateway, generate=generate, deadline=now + generate.remaining_s, timers=[])
-        self._served[generate.request_id] = served
-        self._after(served, generate.remaining_s, self._on_deadline)
+        served = self._serve(gateway, generate)
         uses_lease = self._place(served, admission, generate.prefill)
         self._accept(served, uses_lease=uses_lease)
 
+    def _serve(self, gateway: GatewayUuid, generate: Generate) -> Served:
+        served = Served(
+            gateway=gateway,
+            generate=generate,
+            deadline=time.monotonic() + generate.remaining_s,
+            deadline_timer=self._loop.call_later(generate.remaining_s, self._on_deadline, generate.request_id),
+        )
+        self._served[generate.request_id] = served
+        return served
+
     def _place(self, served: Served, admission: Admission, prefill: PrefillFrom | None) -> bool:
         """Have it prefilled there or here. -> whether there."""
-        served.is_parked = False
+        served.unpark()
         if prefill is not None and self._remote is not None and served.num_tickets < MAX_TICKETS:
             now = time.monotonic()
             imm = self._remote.try_fetch(
@@ -199,7 +218,7 @@ class _Decoder:
                 pages=self._engine.pages_to_fetch(served.request_id),
                 prefiller=PrefillerUuid(prefill.prefiller),
                 lease=prefill.lease,
-                remaining_s=max(0.0, served.deadline - now),
+                remaining_s=min(max(0.0, served.deadline - now), MOST_REMAINING_S),
             )
             if imm is not None:
                 served.imm, served.prefiller, served.asked_at = imm, prefill.prefiller, now
@@ -212,26 +231,24 @@ class _Decoder:
 
     def _on_use_prefiller(self, gateway: GatewayUuid, message: UsePrefiller) -> None:
         served = self._served.get(message.request_id)
-        if served is None or served.gateway != gateway or not served.is_parked:
-            return  # over, or the answer came too late
-        admission = None
-        if message.prefill is not None:
-            admission = self._engine.try_readmit(message.request_id)
-        if admission is None:
-            self._prefill_here(served)
-            uses_lease = False
-        else:
-            uses_lease = self._place(served, admission, message.prefill)
+        if served is None or served.gateway != gateway:
+            return  # over
+        uses_lease = False  # nor where the answer came too late
+        if served.is_parked:
+            admission = None if message.prefill is None else self._engine.try_readmit(message.request_id)
+            if admission is None:
+                self._prefill_here(served)
+            else:
+                uses_lease = self._place(served, admission, message.prefill)
         if message.prefill is not None:
             self._accept(served, uses_lease=uses_lease)
 
     def _prefill_here(self, served: Served) -> None:
         """When there is room: it waits in its tier, holding nothing."""
-        if served.is_parked:
-            served.is_parked = False
-            served.started_at = time.monotonic()
-            self._engine.wait_for_room(served.request_id)
-            self._work.set()
+        served.unpark()
+        served.started_at = time.monotonic()
+        self._engine.wait_for_room(served.request_id)
+        self._work.set()
 
     def _on_prefillers(self, gateway: GatewayUuid, message: Prefillers) -> None:
         if self._remote is not None:
@@ -246,14 +263,14 @@ class _Decoder:
             self._remote.gateway_lost(gateway)
         self._work.set()
 
-    def _on_deadline(self, served: Served) -> None:
-        self._end(served.request_id, served.gateway, "error", "the deadline of the request passed")
+    def _on_deadline(self, request_id: str) -> None:
+        self._end(request_id, self._served[request_id].gateway, "error", "the deadline of the request passed")
         self._work.set()
 
     def _end(self, request_id: str, gateway: GatewayUuid, reason: FinishReason, text: str) -> None:
         """Give it up, wherever it is. Idempotent."""
         served = self._served.get(request_id)
-        if served is None or served.gateway != gateway or served.failure is not None:
+        if served is None or served.gateway != gateway:
             return
         served.failure = (reason, text)
         if served.imm is not None and self._remote is not None:
@@ -301,7 +318,7 @@ class _Decoder:
             reason=clipped(f"{failed.reason}: {failed.text}"),
         )
         self._links.send(served.gateway, need)
-        self._after(served, NEED_PREFILL_PATIENCE_S, self._prefill_here)
+        served.patience_timer = self._loop.call_later(NEED_PREFILL_PATIENCE_S, self._prefill_here, served)
 
     # ---- what the engine tells ---------------------------------------------------------------------------------
 
@@ -329,8 +346,7 @@ class _Decoder:
 
     def _tell_done(self, done: RequestDone) -> None:
         served = self._served.pop(done.request_id)
-        for timer in served.timers:
-            timer.cancel()
+        served.cancel_timers()
         reason, text = served.failure or (FINISH_REASONS[done.reason], done.text)
         finished = Finished(
             sender=self._uuid,
@@ -348,10 +364,6 @@ class _Decoder:
     def _accept(self, served: Served, *, uses_lease: bool) -> None:
         accepted = Accepted(sender=self._uuid, request_id=served.request_id, uses_lease=uses_lease)
         self._links.send(served.gateway, accepted)
-
-    def _after(self, served: Served, delay_s: float, act: Callable[[Served], None]) -> None:
-        """Unless the request ends before."""
-        served.timers.append(asyncio.get_running_loop().call_later(delay_s, act, served))
 
     def _status(self) -> Status:
         return decoder_status(self._instance, self._engine, self._remote)

@@ -8,15 +8,17 @@ import asyncio
 import logging
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
 import torch
 
 from headrace.engine.runner import Runner
+from headrace.engine.step import StepRow
+from headrace.errors import Closed
 from headrace.kvcache.layout import PoolLayout
 from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pages import PagePool
@@ -24,13 +26,12 @@ from headrace.kvcache.pool import layer_views
 from headrace.kvcache.prefix import PrefixIndex
 from headrace.messenger.hello import Identity
 from headrace.model.checkpoint import fingerprint
+from headrace.model.interface import AfterLayer, nothing_after
 from headrace.model.shape import ModelShape
 from headrace.model.weights import load_model
 from headrace.protocol.control import CONTROL_VERSION, Announce, Limits
 from headrace.roles.options import InstanceOptions
 from headrace.roles.pool_plan import plan_pool
-
-Computed = TypeVar("Computed")
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +48,22 @@ class Instance:
     max_model_len: int
     _model_thread: ThreadPoolExecutor
 
-    async def compute(self, work: Callable[[], Computed]) -> Computed:
-        """Run on the model thread, one after the other."""
-        return await asyncio.get_running_loop().run_in_executor(self._model_thread, work)
+    async def compute(self, rows: Sequence[StepRow], after_layer: AfterLayer = nothing_after) -> list[int]:
+        """Run a step on the model thread -> its tokens. Cancelled, it goes on to the end of the layer that it is at:
+        a process that leaves does not wait for a whole step."""
+        is_wanted = True
+
+        def after(layer: int) -> None:
+            if not is_wanted:
+                raise Closed("nobody waits for this step any more")
+            after_layer(layer)
+
+        run = partial(self.runner.run, rows, after)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._model_thread, run)
+        except asyncio.CancelledError:
+            is_wanted = False
+            raise
 
     @property
     def salt(self) -> bytes:

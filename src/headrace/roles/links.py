@@ -101,11 +101,10 @@ class Links:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Says Goodbye to everybody who is there."""
-        for link in self._links:
-            if link.gateway is not None:
+        """Says Goodbye, also where nobody has answered yet: the gateway may know us already."""
+        with self._exits:
+            for link in self._links:
                 self._send(link, Goodbye(sender=self._announce.sender))
-        self._exits.close()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -137,10 +136,11 @@ class Links:
         self._send(link, self._announce)
 
     def _lose(self, link: _Link) -> None:
+        """Told first: a gateway that was only slow reads the last words on its requests when it goes on."""
         if link.gateway is not None:
-            gone, link.gateway = link.gateway, None
             _log.info("the gateway at %s is gone", link.endpoint)
-            self._on_lost(gone)
+            self._on_lost(link.gateway)
+            link.gateway = None
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
@@ -155,6 +155,7 @@ class Links:
         for link in self._links:
             if link.gateway == gateway:
                 self._send(link, message)
+                return  # one word once, also to a gateway that two endpoints lead to
 
     def broadcast(self, message: InstanceMessage) -> None:
         for link in self._links:

@@ -8,13 +8,14 @@ itself, so that a layer's pages leave while Python is busy with the next one. Th
     a step       the messenger hands the fabric what each layer will send; compute; commit (or fail)
     Prefilled    told to the gateways, for their waterfall; the pages stay until their writes have completed
     JobDropped   cancelled, over its deadline or revoked: no further chunk
+
+When the process is told to end, what is not computed fails: its decoders hear so and go elsewhere.
 """
 
 import asyncio
 import logging
 import time
 from contextlib import ExitStack
-from functools import partial
 
 from headrace.engine.prefill_queue import PrefillQueue, PrefillStep, Prompt, PromptDone
 from headrace.errors import InputError
@@ -30,24 +31,24 @@ from headrace.roles.instance import Instance, open_instance
 from headrace.roles.links import GatewayUuid, Links
 from headrace.roles.options import InstanceOptions
 from headrace.roles.status import prefiller_status
-from headrace.roles.stopping import run_until_stopped
+from headrace.roles.stopping import LAST_WORDS_S, stoppable
+
+LEAVING = "the prefiller is told to end"
 
 _log = logging.getLogger(__name__)
 
 
 def run_prefiller(options: InstanceOptions) -> None:
     """A prefiller, until SIGINT or SIGTERM. Raises InputError, FabricError."""
-    with open_instance(options) as instance:
-        run_until_stopped(lambda: _Prefiller(instance).run())
+    with stoppable() as process, open_instance(options) as instance:
+        process.run(lambda: Prefiller(instance).run())
 
 
-class _Prefiller:
+class Prefiller:
     def __init__(self, instance: Instance) -> None:
         options = instance.options
         self._instance = instance
-        self._exits = ExitStack()
         self._fabric = NativeFabric(instance.memory.fd, instance.memory.length, node=options.fabric_host)
-        self._exits.callback(self._fabric.close)
         self._messenger = PrefillerMessenger(
             fabric=self._fabric,
             identity=instance.identity,
@@ -62,24 +63,44 @@ class _Prefiller:
         self._pump = Pump(self._messenger, self._fabric, self._on_outcome)
         self._queue: PrefillQueue[Ticket] = PrefillQueue(chunk_tokens=options.chunk_tokens)
         self._request_ids: dict[Ticket, str] = {}  # of what is queued
+        self._step: PrefillStep[Ticket] | None = None  # that runs
         self._work = asyncio.Event()
-        self._links = self._exits.enter_context(
-            Links(
-                options.gateways,
-                announce=instance.announce(fabric_address=self._fabric.address),
-                status=self._status,
-                on_message=self._on_message,
-                on_lost=lambda gateway: None,  # its leases run out by themselves
+        with ExitStack() as exits:
+            exits.callback(self._fabric.close)
+            self._links = exits.enter_context(
+                Links(
+                    options.gateways,
+                    announce=instance.announce(fabric_address=self._fabric.address),
+                    status=self._status,
+                    on_message=self._on_message,
+                    on_lost=lambda gateway: None,  # its leases run out by themselves
+                )
             )
-        )
+            self._exits = exits.pop_all()
 
     async def run(self) -> None:
         with self._exits:
             self._instance.log_start(provider=self._fabric.statistics().provider, address=self._fabric.address)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._links.run())
-                tasks.create_task(self._pump.run())
-                tasks.create_task(self._turns())
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._links.run())
+                    tasks.create_task(self._pump.run())
+                    tasks.create_task(self._turns())
+            except asyncio.CancelledError:
+                await self._leave()
+                raise
+
+    async def _leave(self) -> None:
+        """Fail what is not computed, and let the messages about it out. The model thread may still be in a layer of the
+        step: its pages are free then, but nobody takes them any more."""
+        now = time.monotonic()
+        if self._step is not None:
+            self._messenger.fail_step(self._step.number, LEAVING, now)
+        tickets = list(self._request_ids)
+        for ticket in tickets:
+            self._messenger.fail_job(ticket, LEAVING, now)
+        if tickets:
+            await asyncio.sleep(LAST_WORDS_S)
 
     async def _turns(self) -> None:
         while True:
@@ -95,8 +116,9 @@ class _Prefiller:
             return False
         chunks = [Chunk(ticket=chunk.key, begin=chunk.begin, end=chunk.end) for chunk in step.chunks]
         self._messenger.begin_step(step.number, chunks)
+        self._step = step
         try:
-            await self._instance.compute(partial(self._compute, step))
+            await self._compute(step)
         except (InputError, RuntimeError, MemoryError) as error:
             _log.exception("step %d failed", step.number)
             self._messenger.fail_step(step.number, f"the step failed: {error}", time.monotonic())
@@ -107,14 +129,15 @@ class _Prefiller:
             self._messenger.commit_step(step.number, now)
             for done in self._queue.commit(step, now):
                 self._tell_done(done)
+        self._step = None  # when it was cancelled, `_leave` fails it
         self._pump.poke()
         return True
 
-    def _compute(self, step: PrefillStep[Ticket]) -> None:
-        """On the model thread; one native call after each layer, and its pages leave."""
+    async def _compute(self, step: PrefillStep[Ticket]) -> None:
+        """One native call after each layer, on the model thread, and its pages leave."""
         counter = step.number * LAYERS_PER_STEP + 1
         raise_layers = self._fabric.raise_layers
-        self._instance.runner.run(step.rows, lambda layer: raise_layers(counter + layer))
+        await self._instance.compute(step.rows, lambda layer: raise_layers(counter + layer))
 
     def _tell_done(self, done: PromptDone[Ticket]) -> None:
         prefilled = Prefilled(

@@ -2,16 +2,18 @@
 
 Owns the fabric endpoint, the messenger and its pump; knows no engine and no gateway's messages. Runs on the role's
 loop. A prefiller is greeted as soon as a gateway names it, so that the first request finds it ready; one that drops out
-of a gateway's list is taken for hung: revoked at once (its tickets fail, its late writes land nowhere), greeted until
-it wakes.
+of the last gateway's list is taken for hung: revoked at once (its tickets fail, its late writes land nowhere), greeted
+until it wakes.
 """
 
+import logging
 import random
 import time
 from collections.abc import Callable, Mapping
 from typing import NewType
 
 from headrace.engine.requests import Admission
+from headrace.errors import FabricError, InputError
 from headrace.fabric.interface import FabricStatistics, Imm, PeerId
 from headrace.fabric.native import NativeFabric
 from headrace.messenger.decoder import DecoderMessenger
@@ -23,11 +25,38 @@ from headrace.roles.instance import Instance
 
 PrefillerUuid = NewType("PrefillerUuid", str)
 
+_log = logging.getLogger(__name__)
+
+
+class _RoomWatchingPump(Pump[DecoderOutcome]):
+    """Tells when pages of tickets that are over come back to the pool: the messenger has no outcome for that."""
+
+    def __init__(
+        self,
+        messenger: DecoderMessenger,
+        fabric: NativeFabric,
+        on_outcome: Callable[[DecoderOutcome], None],
+        *,
+        on_room: Callable[[], None],
+    ) -> None:
+        super().__init__(messenger, fabric, on_outcome)
+        self._decoder_messenger = messenger
+        self._on_room = on_room
+
+    def turn(self) -> None:
+        before = self._decoder_messenger.statistics().num_quarantined_pages
+        super().turn()
+        if self._decoder_messenger.statistics().num_quarantined_pages < before:
+            self._on_room()
+
 
 class RemotePrefill:
-    """`on_outcome` is called on the loop, from within `turn` and `run`."""
+    """`on_outcome`, and `on_room` when pages have come back to the pool, are called on the loop, from within `turn` and
+    `run`."""
 
-    def __init__(self, instance: Instance, on_outcome: Callable[[DecoderOutcome], None]) -> None:
+    def __init__(
+        self, instance: Instance, *, on_outcome: Callable[[DecoderOutcome], None], on_room: Callable[[], None]
+    ) -> None:
         options = instance.options
         self._fabric = NativeFabric(instance.memory.fd, instance.memory.length, node=options.fabric_host)
         self._messenger = DecoderMessenger(
@@ -38,9 +67,9 @@ class RemotePrefill:
             rng=random.Random(),
             options=DecoderOptions(verify_kv=options.verify_kv),
         )
-        self._pump = Pump(self._messenger, self._fabric, on_outcome)
-        self._peers: dict[PrefillerUuid, PeerId] = {}
-        self._named_by: dict[str, set[PrefillerUuid]] = {}  # by gateway
+        self._pump = _RoomWatchingPump(self._messenger, self._fabric, on_outcome, on_room=on_room)
+        self._peers: dict[PrefillerUuid, PeerId] = {}  # of those that are named: greeted
+        self._named_by: dict[str, Mapping[PrefillerUuid, bytes]] = {}  # by gateway: addresses
 
     async def run(self) -> None:
         await self._pump.run()
@@ -52,15 +81,14 @@ class RemotePrefill:
         self._fabric.close()
 
     def name(self, gateway: str, addresses: Mapping[PrefillerUuid, bytes]) -> None:
-        """All prefillers that are alive, as this gateway sees it."""
-        now = time.monotonic()
-        missing = self._named_by.get(gateway, set()) - addresses.keys()
-        for prefiller in missing & self._peers.keys():
-            self._messenger.peer_hung(self._peers[prefiller], now)
-        self._named_by[gateway] = set(addresses)
-        for prefiller, address in addresses.items():
-            if prefiller not in self._peers:
-                self._peers[prefiller] = self._messenger.greet(address, now)
+        """All prefillers that are alive, as this gateway sees it. Its word alone gives nobody up: a link of its own may
+        be down."""
+        missing = self._named_by.get(gateway, {}).keys() - addresses.keys()
+        self._named_by[gateway] = dict(addresses)
+        for prefiller in (missing - self._named().keys()) & self._peers.keys():
+            self._messenger.peer_hung(self._peers[prefiller], time.monotonic())
+        for prefiller in addresses:
+            self._try_greet(prefiller)
         self._drop_unnamed()
         self._pump.poke()
 
@@ -69,9 +97,25 @@ class RemotePrefill:
         self._named_by.pop(gateway, None)
         self._drop_unnamed()
 
+    def _named(self) -> dict[PrefillerUuid, bytes]:
+        named: dict[PrefillerUuid, bytes] = {}
+        for addresses in self._named_by.values():
+            named |= addresses
+        return named
+
     def _drop_unnamed(self) -> None:
-        named = set().union(*self._named_by.values())
+        named = self._named()
         self._peers = {prefiller: peer for prefiller, peer in self._peers.items() if prefiller in named}
+
+    def _try_greet(self, prefiller: PrefillerUuid) -> PeerId | None:
+        """None where that cannot be done: a gateway may name any address, and the next request tries again."""
+        address = self._named().get(prefiller)
+        if prefiller not in self._peers and address is not None:
+            try:
+                self._peers[prefiller] = self._messenger.greet(address, time.monotonic())
+            except (InputError, FabricError) as error:
+                _log.warning("prefiller %s cannot be greeted: %s", prefiller, error)
+        return self._peers.get(prefiller)
 
     def try_fetch(
         self,
@@ -84,8 +128,8 @@ class RemotePrefill:
     ) -> Imm | None:
         """A ticket for the KV of [h, n-1), into `pages`. None where there are none, the prefiller is not ready, or
         every slot is in use: then the pages are still the request's."""
-        peer = self._peers.get(prefiller)
-        if peer is None or not pages:
+        peer = self._try_greet(prefiller) if pages else None
+        if peer is None:
             return None
         imm = self._messenger.try_open_ticket(
             TicketRequest(

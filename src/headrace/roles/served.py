@@ -21,23 +21,33 @@ class Served:
     gateway: GatewayUuid
     generate: Generate
     deadline: float
-    timers: list[asyncio.TimerHandle]
+    deadline_timer: asyncio.TimerHandle
     imm: Imm | None = None  # of the open ticket
     prefiller: str = ""  # of that ticket
     num_tickets: int = 0
     is_parked: bool = False  # its ticket failed: it holds nothing until somebody says where it is prefilled
+    patience_timer: asyncio.TimerHandle | None = None  # while it is: until it is prefilled here, unasked
     asked_at: float | None = None  # the ticket was opened
     landed_at: float | None = None  # its last byte was here
     started_at: float | None = None  # prefill began here instead
     first_step_at: float | None = None
     first_step_s: float = 0.0
-    failure: tuple[FinishReason, str] | None = (
-        None  # why it ends, where the engine does not know: Finished's reason and text
-    )
+    failure: tuple[FinishReason, str] | None = None  # why it ends, where the engine does not know
 
     @property
     def request_id(self) -> str:
         return self.generate.request_id
+
+    def unpark(self) -> None:
+        """It has been decided where it is prefilled."""
+        self.is_parked = False
+        if self.patience_timer is not None:
+            self.patience_timer.cancel()
+            self.patience_timer = None
+
+    def cancel_timers(self) -> None:
+        self.deadline_timer.cancel()
+        self.unpark()
 
     def waterfall(self) -> Waterfall:
         """What is not known is 0."""

@@ -38,7 +38,7 @@ def decoder_status(instance: Instance, engine: Engine, remote: RemotePrefill | N
         sender=instance.identity.uuid,
         num_free_pages=instance.pages.num_free_or_cached,
         num_running=counts.num_decoding + counts.num_prefilling + counts.num_fetching,
-        num_waiting=counts.num_waiting,
+        num_waiting=counts.num_waiting + counts.num_parked,
         num_queued_tokens=counts.num_waiting_tokens,
         gauges=gauges,
         counters=counters,

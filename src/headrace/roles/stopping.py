@@ -1,31 +1,85 @@
-"""How a role's process ends: SIGINT and SIGTERM cancel its work, which cleans up after itself. Owns the loop."""
+"""How a role's process ends: by SIGINT or SIGTERM, whenever they come; being told so is no failure. Owns both signals.
+
+while it loads     the main thread is interrupted where it is, and what it holds is given back
+while it runs      its work is cancelled, and cleans up after itself
+while it ends      heard already
+"""
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
 from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+LAST_WORDS_S = 0.05
+"""For the fabric's last messages to leave, before its endpoint is closed: they are posted within a millisecond."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
-def run_until_stopped(work: Work) -> None:
-    """Run `work` on a loop of its own until it ends, fails or is told to stop; being told is no failure."""
-    asyncio.run(_stoppable(work))
+class _Told(BaseException):
+    """To stop, while no loop was there to hear it."""
 
 
-async def _stoppable(work: Work) -> None:
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(work())
-    stopped = False
+class Stoppable:
+    """Runs the process's work on a loop of its own."""
 
-    def stop() -> None:
-        nonlocal stopped
-        stopped = True
-        task.cancel()
+    def __init__(self) -> None:
+        self._is_told = False
+        self._is_over = False
+        self._cancel: Callable[[], object] | None = None
+        self._failure: BaseException | None = None
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-    assert stopped or not task.cancelled(), "the work was cancelled by nobody"
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """The signals' handler."""
+        if self._is_told or self._is_over:
+            return
+        self._is_told = True
+        if self._cancel is None:
+            raise _Told
+        self._cancel()
+
+    def run(self, work: Work) -> None:
+        """Until it ends, fails or is told to stop. An error in a timer or another callback of the loop fails it too."""
+        if not self._is_told:  # in a destructor, say, whose exceptions nobody sees
+            asyncio.run(self._run(work))
+
+    async def _run(self, work: Work) -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work())
+        # Not the loop's own handler of signals: with the loop it ends, and the next signal kills what still cleans up.
+        self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
+
+        def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            loop.default_exception_handler(context)
+            self._failure = self._failure or context.get("exception")
+            if self._failure is not None:
+                task.cancel()
+
+        loop.set_exception_handler(on_error)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        finally:
+            self._is_over = True
+        if self._failure is not None:
+            raise self._failure
+        assert self._is_told or not task.cancelled(), "the work was cancelled by nobody"
+
+
+@contextmanager
+def stoppable() -> Iterator[Stoppable]:
+    """Around everything that the process does, on its main thread."""
+    one = Stoppable()
+    former = {number: signal.signal(number, one.stop) for number in STOP_SIGNALS}
+    try:
+        with contextlib.suppress(_Told):
+            yield one
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
