@@ -17,7 +17,7 @@ def tokens(token_ids: Iterable[int], reason: FinishReason = "stop", *, cached_to
     ids = list(token_ids)
     num_tokens = len(ids) + (reason == "stop")
     end = Progress(token_ids=(), finish_reason=reason, num_tokens=num_tokens, cached_tokens=cached_tokens)
-    return [*(Progress(token_ids=(token_id,)) for token_id in ids), end]
+    return [*(Progress(token_ids=(token_id,), cached_tokens=cached_tokens) for token_id in ids), end]
 
 
 class ScriptedDispatch:

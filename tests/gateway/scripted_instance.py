@@ -357,12 +357,14 @@ class ScriptedDecoder(ScriptedInstance):
             self._finish(generate.request_id, "length", num_tokens)
 
     def _say_tokens(self, request_id: str, begin: int, index: int) -> None:
-        tokens = Tokens(sender=self.uuid, request_id=request_id, index=index, token_ids=(token_at(begin + index),))
+        tokens = Tokens(
+            sender=self.uuid, request_id=request_id, index=index, token_ids=(token_at(begin + index),), cached_tokens=2
+        )
         self.say(tokens)
         if self.repeats:
             self.say(tokens)
             all_of_them = tuple(tokens_after(begin, index + 1))
-            self.say(Tokens(sender=self.uuid, request_id=request_id, index=0, token_ids=all_of_them))
+            self.say(Tokens(sender=self.uuid, request_id=request_id, index=0, token_ids=all_of_them, cached_tokens=2))
 
     def _finish(self, request_id: str, reason: FinishReason, num_tokens: int, text: str = "") -> None:
         waterfall = Waterfall(fetch_s=0.005, hand_over_s=0.001, first_step_s=0.01)

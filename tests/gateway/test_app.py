@@ -151,6 +151,7 @@ def test_echo_gives_the_prompt_back_before_each_choice(front: Front) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_choice_aborts_the_generation_and_is_not_in_the_text(front: Front, stream: bool) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    front.says(TEXT, cached_tokens=2)
     response = front.complete(stop=["mill tur"], **options)
     if stream:
         *chunks, last, _ = events_of(response)
@@ -162,7 +163,7 @@ def test_a_stop_string_ends_the_choice_aborts_the_generation_and_is_not_in_the_t
         assert answer["choices"][0]["finish_reason"] == "stop"
     consumed = next(n for n in range(99) if "mill tur" in front.intake.vocabulary.decode(front.ids(TEXT)[:n]))
     assert text == "and the "
-    assert (usage["completion_tokens"], usage["prompt_tokens_details"]) == (consumed, None)
+    assert (usage["completion_tokens"], usage["prompt_tokens_details"]) == (consumed, {"cached_tokens": 2})
     assert front.dispatch.aborted == [front.dispatch.asked[0].request_id]
 
 

@@ -84,7 +84,7 @@ def no_room(sender: str = D1) -> NoRoom:
 
 
 def tokens(index: int, *token_ids: int) -> Tokens:
-    return Tokens(sender=D1, request_id="r", index=index, token_ids=token_ids)
+    return Tokens(sender=D1, request_id="r", index=index, token_ids=token_ids, cached_tokens=0)
 
 
 def finished(reason: FinishReason, num_tokens: int, sender: str = D1) -> Finished:

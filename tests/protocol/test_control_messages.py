@@ -87,7 +87,7 @@ GENERATE = Generate(
     tier="flex",
     remaining_s=1.5,
 )
-TOKENS = Tokens(sender=UUID, request_id="r", index=7, token_ids=(1, 2))
+TOKENS = Tokens(sender=UUID, request_id="r", index=7, token_ids=(1, 2), cached_tokens=16)
 FINISHED = Finished(
     sender=UUID,
     request_id="r",

@@ -257,7 +257,12 @@ class Engine:
         entry.token_ids.append(token)
         self._counts["decoded"] += 1
         if index == 0:
-            first = FirstStep(request_id=request_id, began_at=step.began_at, step_s=now - step.began_at)
+            first = FirstStep(
+                request_id=request_id,
+                began_at=step.began_at,
+                step_s=now - step.began_at,
+                cached_len=entry.cached_len or 0,
+            )
             self._outputs.append(first)
         if token in entry.request.stop_token_ids:
             self._end(entry, "stop")

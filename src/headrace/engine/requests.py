@@ -97,6 +97,7 @@ class FirstStep:
     request_id: str
     began_at: float
     step_s: float
+    cached_len: int  # as RequestDone will say
 
 
 EngineOutput = NewToken | RequestDone | FirstStep

@@ -68,6 +68,7 @@ class Attempt:
         self.rejected: Rejected | None = None
         self.prefilled: Prefilled | None = None
         self.finished: Finished | None = None
+        self.cached_tokens = 0
         self.lost: str | None = None
         self._sender = sender
         self._tell = tell
@@ -223,6 +224,7 @@ class Attempt:
             self.lose(f"more than the {self.errand.max_tokens} tokens that were asked for came")
         elif new:
             self._num_tokens += len(new)
+            self.cached_tokens = message.cached_tokens
             self._arrived.append(Arrived(now, new))
 
     def _finish(self, message: Finished) -> None:
@@ -231,6 +233,7 @@ class Attempt:
             self.lose(f"{message.num_tokens} tokens were announced, {self._num_tokens} came")
             return
         self.finished, self.decoder = message, None
+        self.cached_tokens = message.cached_tokens
         self.release()
 
     # ---- leases ------------------------------------------------------------------------------------------------

@@ -52,12 +52,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of the whole request. A prompt counts once, however many choices it has. `cached_tokens` is None when
-    nobody told: a stop string ends a choice here, before the decoder has its last word."""
+    """Tokens of the whole request. A prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int | None
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +64,7 @@ class Spent:
     """By one choice."""
 
     num_tokens: int
-    cached_tokens: int | None
+    cached_tokens: int
 
 
 Tell = Callable[[Delta], Awaitable[None]]
@@ -150,7 +149,7 @@ async def run_choice(choice: Choice, dispatch: Dispatch, vocabulary: Vocabulary,
     await tell(Delta(index=choice.index, text=piece, token_ids=token_ids, finish_reason=last))
     return Spent(
         num_tokens=text.num_tokens if text.stopped else progress.num_tokens,
-        cached_tokens=None if finish_reason is None else progress.cached_tokens,
+        cached_tokens=progress.cached_tokens,
     )
 
 
@@ -170,10 +169,9 @@ def _usage(choices: Sequence[Choice], spent: Sequence[Spent]) -> Usage:
     # The second choice of a prompt may find what the first one computed: the fewest is what was there before.
     known: dict[int, int] = {}
     for choice, one in zip(choices, spent, strict=True):
-        if one.cached_tokens is not None:
-            known[choice.prompt] = min(one.cached_tokens, known.get(choice.prompt, one.cached_tokens))
+        known[choice.prompt] = min(one.cached_tokens, known.get(choice.prompt, one.cached_tokens))
     return Usage(
         prompt_tokens=sum(prompts.values()),
         completion_tokens=sum(one.num_tokens for one in spent),
-        cached_tokens=sum(known.values()) if len(known) == len(prompts) else None,
+        cached_tokens=sum(known.values()),
     )

@@ -104,7 +104,7 @@ class Figures:
         )
         self.metrics.over(tier, outcome, tpot_s=self._tpot_s())
         num_prompt = len(self.generation.token_ids)
-        cached = 0 if finished is None else min(num_prompt, finished.cached_tokens)
+        cached = 0 if attempt is None else min(num_prompt, attempt.cached_tokens)
         if outcome in ("stop", "length"):
             self.metrics.finished(
                 cached_tokens=cached,

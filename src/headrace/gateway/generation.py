@@ -35,7 +35,7 @@ class Progress:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     num_tokens: int = 0  # with finish_reason: completion tokens, the stop token included
-    cached_tokens: int = 0  # with finish_reason
+    cached_tokens: int = 0  # of the prompt
 
 
 class Overloaded(HeadraceError):

@@ -21,7 +21,7 @@ from headrace.gateway.attempt import Attempt, State
 from headrace.gateway.errand import Errand
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.figures import Figures
-from headrace.gateway.generation import Generation, GenerationFailed, Overloaded, Progress
+from headrace.gateway.generation import FinishReason, Generation, GenerationFailed, Overloaded, Progress
 from headrace.gateway.line import Turn
 from headrace.gateway.metrics import GatewayMetrics, Outcome
 from headrace.gateway.patience import Patience
@@ -150,9 +150,9 @@ class Life:
             token_ids = self._drain(attempt)
             if attempt.state is State.OVER:
                 last = self._end_of(attempt, token_ids)
-                return Progress(token_ids=token_ids) if last is None and token_ids else last
+                return self._progress(attempt, token_ids) if last is None and token_ids else last
             if token_ids:
-                return Progress(token_ids=token_ids)
+                return self._progress(attempt, token_ids)
             await self._patience.pause()
 
     def _drain(self, attempt: Attempt) -> tuple[int, ...]:
@@ -167,18 +167,29 @@ class Life:
         finished = attempt.finished
         if finished is not None and (finished.reason == "stop" or finished.reason == "length"):
             sent_before = len(attempt.errand.token_ids) - len(self._generation.token_ids)
-            return Progress(
-                token_ids=token_ids,
-                finish_reason=finished.reason,
-                num_tokens=sent_before + finished.num_tokens,
-                cached_tokens=min(finished.cached_tokens, len(self._generation.token_ids)),
-            )
+            num_tokens = sent_before + finished.num_tokens
+            return self._progress(attempt, token_ids, finish_reason=finished.reason, num_tokens=num_tokens)
         if finished is not None and finished.reason == "error" and not token_ids:
             raise GenerationFailed(finished.text or "its decoder failed")
         is_cut_off = finished is None or finished.reason == "abort"
         if is_cut_off and len(self._received) == self._max_tokens:  # all but the last word came
-            return Progress(token_ids=token_ids, finish_reason="length", num_tokens=self._max_tokens)
+            return self._progress(attempt, token_ids, finish_reason="length", num_tokens=self._max_tokens)
         return None
+
+    def _progress(
+        self,
+        attempt: Attempt,
+        token_ids: tuple[int, ...],
+        *,
+        finish_reason: FinishReason | None = None,
+        num_tokens: int = 0,
+    ) -> Progress:
+        return Progress(
+            token_ids=token_ids,
+            finish_reason=finish_reason,
+            num_tokens=num_tokens,
+            cached_tokens=min(attempt.cached_tokens, len(self._generation.token_ids)),
+        )
 
     def _begin_again(self, attempt: Attempt) -> None:
         """On another decoder, or on the same one restarted. Raises GenerationFailed the third time."""

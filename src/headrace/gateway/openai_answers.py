@@ -151,12 +151,11 @@ def _token_ids(token_ids: Sequence[int], wanted: bool) -> Json:
 
 
 def usage_json(usage: Usage) -> Json:
-    details = None if usage.cached_tokens is None else {"cached_tokens": usage.cached_tokens}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": details,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
 
 

@@ -157,11 +157,13 @@ class Rejected(Message, frozen=True, kw_only=True):
 
 
 class Tokens(Message, frozen=True, kw_only=True):
-    """decoder -> gateway: the next tokens; `index` is the place of the first of them in this Generate's output."""
+    """decoder -> gateway: the next tokens; `index` is the place of the first of them in this Generate's output.
+    `cached_tokens` is in each of them, since a gateway that finds a stop string never hears Finished."""
 
     request_id: Name
     index: Count
     token_ids: TokenIds
+    cached_tokens: Count  # max(h, p) of the prompt
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -228,8 +230,8 @@ class PrefillerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class Prefillers(Message, frozen=True, kw_only=True):
-    """gateway -> decoder: all prefillers that are alive, at every change. One that is missing and was known before
-    has gone silent: its tickets are given up."""
+    """gateway -> decoder: all prefillers that are alive, at every change. One that no gateway names any more has gone
+    silent: its tickets are given up."""
 
     prefillers: Annotated[tuple[PrefillerAddress, ...], msgspec.Meta(max_length=1024)]
 
@@ -285,7 +287,8 @@ class Abort(Message, frozen=True, kw_only=True):
 
 
 class UsePrefiller(Message, frozen=True, kw_only=True):
-    """gateway -> decoder, the answer to NeedPrefill. None: prefill there."""
+    """gateway -> decoder, the answer to NeedPrefill. None: prefill there. One with a lease is answered with Accepted,
+    also when it came too late: a lease that is not used is the gateway's to return."""
 
     request_id: Name
     prefill: PrefillFrom | None

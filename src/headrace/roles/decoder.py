@@ -331,6 +331,7 @@ class Decoder:
                 case FirstStep():
                     served = self._served[output.request_id]
                     served.first_step_at, served.first_step_s = output.began_at, output.step_s
+                    served.cached_len = output.cached_len
                 case RequestDone():
                     self._tell_tokens(tokens.pop(output.request_id, []))
                     self._tell_done(output)
@@ -341,7 +342,13 @@ class Decoder:
         if tokens:
             served = self._served[tokens[0].request_id]
             token_ids = tuple(token.token_id for token in tokens)
-            said = Tokens(sender=self._uuid, request_id=served.request_id, index=tokens[0].index, token_ids=token_ids)
+            said = Tokens(
+                sender=self._uuid,
+                request_id=served.request_id,
+                index=tokens[0].index,
+                token_ids=token_ids,
+                cached_tokens=served.cached_len,
+            )
             self._links.send(served.gateway, said)
 
     def _tell_done(self, done: RequestDone) -> None:
