@@ -3,6 +3,7 @@
 Owns the process until it has ended, with all of its children; whatever a test leaves behind fails it.
 """
 
+import asyncio
 import os
 import re
 import signal
@@ -138,6 +139,24 @@ class Served:
         with self.client() as client:
             return as_completion(client.completions.create(**self.request(token_ids, max_tokens, **fields)))
 
+    def complete_all(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, at_once: int, **fields: Any
+    ) -> list[Completion]:
+        """The same for many, so many of them at once."""
+
+        async def all_of_them() -> list[Completion]:
+            turn = asyncio.Semaphore(at_once)
+            async with self.async_client() as client:
+
+                async def one(prompt: Sequence[int]) -> Completion:
+                    async with turn:
+                        request = self.request(prompt, max_tokens, **fields)
+                        return as_completion(await client.completions.create(**request))
+
+                return await asyncio.gather(*(one(prompt) for prompt in prompts))
+
+        return asyncio.run(all_of_them())
+
     def request(self, token_ids: Sequence[int], max_tokens: int, **fields: Any) -> dict[str, Any]:
         body = {"ignore_eos": True, "return_token_ids": True, **fields}
         temperature = body.pop("temperature", 0.0)
@@ -157,6 +176,13 @@ class Served:
             if match := re.match(r'headrace_instance_(\w+)\{instance="([^"]+)",role="\w+"\} (\S+)', line):
                 found[match[2], match[1]] = float(match[3])
         return found
+
+    def num_events(self, event: str) -> float:
+        """What the gateway was told while it placed requests, such as no_room."""
+        found = re.search(
+            rf'headrace_dispatch_events_total\{{event="{event}"\}} (\S+)', httpx2.get(f"{self.url}/metrics").text
+        )
+        return float(found[1]) if found else 0.0
 
     def wait_until(self, holds: Callable[[], bool], what: str, within_s: float = 10.0) -> None:
         until = time.monotonic() + within_s

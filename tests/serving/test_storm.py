@@ -25,12 +25,12 @@ from tokenizers import Tokenizer
 
 pytestmark = [pytest.mark.serving, pytest.mark.timeout(900)]
 
-NUM_REQUESTS, NUM_PROMPTS, LONGEST, AT_ONCE, NUM_TOKENS = 200, 18, 400, 24, 96
+NUM_REQUESTS, NUM_PROMPTS, LONGEST, AT_ONCE, NUM_TOKENS = 200, 12, 400, 24, 80
 POISON = 0xFF  # NaN in fp32 and in bf16: one slot of it, read once, spoils a text
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = (
     *("--dtype", "fp32", "--chunk-tokens", "128", "--max-running", "12"),
-    *("--kv-memory", "70MB"),  # some 1,500 tokens; what runs at once would take some 5,000
+    *("--kv-memory", "40MB"),  # some 860 tokens; what runs at once would take some 5,000
 )
 
 
@@ -51,7 +51,7 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 @pytest.fixture(scope="module")
 def prompts(tokenizer: Tokenizer) -> list[list[int]]:
     """Some of them begin alike."""
-    ids = tokenizer.encode("\n".join(path.read_text() for path in sorted(ROOT.glob("docs/*.md")))).ids
+    ids = tokenizer.encode((ROOT / "LICENSE").read_text()).ids  # does not change from day to day
     draw = random.Random(5)
     made: list[list[int]] = []
     for number in range(NUM_PROMPTS):
@@ -68,10 +68,12 @@ def served(smollm2: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def right(served: Served, smollm2: Path, prompts: list[list[int]]) -> dict[int, Completion]:
-    """NUM_TOKENS tokens of each prompt whose margins are wide, judged by the oracle, written one after the other."""
+def right(smollm2: Path, prompts: list[list[int]]) -> dict[int, Completion]:
+    """NUM_TOKENS tokens of each prompt whose margins are wide, judged by the oracle. By a deployment of their own: the
+    one under test is not to learn from them how long outputs are."""
     oracle = Oracle(smollm2)
-    texts = [served.complete(prompt, NUM_TOKENS) for prompt in prompts]
+    with Served(smollm2, "--dtype", "fp32", "--colocated") as alone:
+        texts = alone.complete_all(prompts, NUM_TOKENS, at_once=8)
     judgements = [oracle.judge(prompt, text.token_ids) for prompt, text in zip(prompts, texts, strict=True)]
     assert all(judgement.is_right for judgement in judgements if judgement.is_clear)
     clear = {place: texts[place] for place, judgement in enumerate(judgements) if judgement.is_clear}
@@ -86,13 +88,12 @@ def test_a_storm_leaves_nothing_behind(
     pids = served.pids()
     files_before, shm_before = {name: open_files(pid) for name, pid in pids.items()}, set(os.listdir("/dev/shm"))
     memory_before = {name: resident_bytes(pid) for name, pid in pids.items()}
-    preempted = served.gauges()["decoder-0", "preemptions_total"]
 
     outcomes = asyncio.run(storm(served, plan(right), prompts, right, tokenizer))
 
-    preempted = served.gauges()["decoder-0", "preemptions_total"] - preempted
-    print(outcomes, preempted, "preemptions")
-    assert preempted > 0, "the pool was not too small"
+    preemptions, no_room = served.gauges()["decoder-0", "preemptions_total"], served.num_events("no_room")
+    print(outcomes, f"{preemptions:.0f} preemptions, {no_room:.0f} times no room")
+    assert no_room > NUM_REQUESTS / 10, "the pool was not too small"
     assert sum(outcomes.values()) == NUM_REQUESTS
     assert set(outcomes) == {"right", "left"}, "every one completed or was cancelled by its client"
     assert outcomes["right"] >= NUM_REQUESTS // 2 and outcomes["left"] >= NUM_REQUESTS // 10
@@ -116,7 +117,9 @@ def test_nothing_lands_afterwards_and_nothing_stale_is_read(
         pool[:] = POISON
     time.sleep(2.0)
     assert all((pool == POISON).all() for pool in pools), "something landed in an idle pool"
-    places = sorted(right, key=lambda place: len(prompts[place]))[-6:]
+    places = sorted((place for place in right if place % 3 != 2), key=lambda place: len(prompts[place]))[
+        -4:
+    ]  # begin apart
     fresh = [[2, *prompts[place]] for place in places]
     texts = [served.complete(prompt, 24) for prompt in fresh]
     assert {text.cached_tokens for text in texts} == {0}
@@ -179,7 +182,7 @@ def plan(right: dict[int, Completion]) -> list[Asked]:
             number=number,
             prompt=draw.choice(sorted(right)),
             # Few long ones: room is reserved for what most need, so these outgrow it and somebody must give way.
-            max_tokens=draw.randint(70, NUM_TOKENS) if draw.random() < 0.07 else draw.randint(1, 16),
+            max_tokens=draw.randint(60, NUM_TOKENS) if draw.random() < 0.07 else draw.randint(1, 16),
             stop=draw.choice([" the", ".", "\n", "e"]) if draw.random() < 0.25 else None,
             leaves_after_s=draw.uniform(0.0, 6.0) if draw.random() < 0.3 else None,
         )
