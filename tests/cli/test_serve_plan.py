@@ -97,7 +97,6 @@ def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | Ins
         kv_memory_bytes=64 << 20,
         max_model_len=512,
         threads=3,
-        log_level="warning",
     )
     assert started == [
         GatewayOptions(
@@ -109,7 +108,6 @@ def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | Ins
             model="tiny",
             max_queued=7,
             deadline_s=12.5,
-            log_level="warning",
         ),
         replace(common, transfer="whole"),
         replace(common, role="decoder", name="decoder-0", verify_kv=False),

@@ -14,9 +14,10 @@ from headrace.kvcache.layout import KVDtype, KVLayout, PoolLayout
 from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pool import layer_views
 from headrace.model.batch import Batch, Row
+from headrace.model.checkpoint import read_shape
 from headrace.model.llama import tensor_shapes
 from headrace.model.shape import ModelShape
-from headrace.model.weights import load_model, read_shape
+from headrace.model.weights import load_model
 
 VOCABULARY, LONGEST = 256, 512
 GREEDY = SamplingParams()

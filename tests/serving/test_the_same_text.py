@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 from oracle import Judgement, Oracle
 from served import Completion, Served
-from tokenizers import Tokenizer
 
 from headrace.engine.requests import SamplingParams
 
 pytestmark = [pytest.mark.serving, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE, CHUNK, NUM_TOKENS, AT_ONCE = 16, 128, 64, 16
 LENGTHS = (
     *(1, 2, 5, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 1),
@@ -46,12 +44,11 @@ def oracle(smollm2: Path) -> Oracle:
 
 
 @pytest.fixture(scope="module")
-def prompts(smollm2: Path) -> list[list[int]]:
+def prompts(licence_ids: list[int]) -> list[list[int]]:
     """One of each length, none a prefix of another: nothing is in a prefix cache."""
-    ids = Tokenizer.from_file(str(smollm2 / "tokenizer.json")).encode((ROOT / "LICENSE").read_text()).ids
     draw = random.Random(1)
-    begins = [draw.randrange(len(ids) - length) for length in LENGTHS]
-    return [ids[begin : begin + length] for begin, length in zip(begins, LENGTHS, strict=True)]
+    begins = [draw.randrange(len(licence_ids) - length) for length in LENGTHS]
+    return [licence_ids[begin : begin + length] for begin, length in zip(begins, LENGTHS, strict=True)]
 
 
 @pytest.fixture(scope="module")

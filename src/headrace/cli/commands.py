@@ -12,7 +12,7 @@ import typer
 
 from headrace.cli import options as opt
 from headrace.cli.fetching import fetch_model
-from headrace.cli.logs import configure_logging
+from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
 from headrace.cli.network import require_endpoint, require_fabric_host, require_free_port
 from headrace.cli.run_directory import default_control
 from headrace.cli.serve import ServeOptions, serve
@@ -71,7 +71,7 @@ def serve_command(
     threads: opt.Threads = INSTANCE.threads,
     max_queued: opt.MaxQueued = GATEWAY.max_queued,
     deadline: opt.Deadline = GATEWAY.deadline_s,
-    log_level: opt.LogLevel = INSTANCE.log_level,
+    log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> int:
     """A gateway and its instances on this machine: an OpenAI-compatible server. Ctrl-C ends all of them."""
     configure_logging(log_level, "serve")
@@ -111,7 +111,7 @@ def gateway(
     insecure: opt.Insecure = False,
     max_queued: opt.MaxQueued = GATEWAY.max_queued,
     deadline: opt.Deadline = GATEWAY.deadline_s,
-    log_level: opt.LogLevel = GATEWAY.log_level,
+    log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> None:
     """One gateway: HTTP on one side, instances on the other."""
     name = name or _default_name("gateway")
@@ -127,7 +127,6 @@ def gateway(
         model=served_name or default_served_name(model),
         max_queued=max_queued,
         deadline_s=deadline,
-        log_level=log_level,
     )
     # Function-local: a role is loaded when all is right, and only the one that is to run.
     from headrace.gateway.server import run_gateway
@@ -152,7 +151,7 @@ def prefiller(
     max_running: opt.MaxRunning = INSTANCE.max_running,
     kv_memory: opt.KVMemory = INSTANCE.kv_memory_bytes,
     threads: opt.Threads = INSTANCE.threads,
-    log_level: opt.LogLevel = INSTANCE.log_level,
+    log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> None:
     """One prefiller: computes the KV of prompts and sends it to decoders."""
     name = name or _default_name("prefiller")
@@ -172,7 +171,6 @@ def prefiller(
         max_running=max_running,
         kv_memory_bytes=kv_memory,
         threads=threads,
-        log_level=log_level,
     )
     from headrace.roles.prefiller import run_prefiller  # function-local: see gateway
 
@@ -197,7 +195,7 @@ def decoder(
     max_running: opt.MaxRunning = INSTANCE.max_running,
     kv_memory: opt.KVMemory = INSTANCE.kv_memory_bytes,
     threads: opt.Threads = INSTANCE.threads,
-    log_level: opt.LogLevel = INSTANCE.log_level,
+    log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> None:
     """One decoder: takes the KV of prompts and generates; with --colocated it computes prompts itself."""
     role: Role = "colocated" if colocated else "decoder"
@@ -222,7 +220,6 @@ def decoder(
         max_running=max_running,
         kv_memory_bytes=kv_memory,
         threads=threads,
-        log_level=log_level,
     )
     from headrace.roles.decoder import run_decoder  # function-local: see gateway
 

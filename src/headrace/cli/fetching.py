@@ -26,9 +26,7 @@ def fetch_model(name: str) -> Path:
     """The model's directory, fetched first where it is not here yet. Raises InputError, also where it is of a kind
     that we do not know: a process that loads it would find out seconds later."""
     with shown(sys.stderr) as progress:
-        directory = locate_model(name, progress)
-    read_shape(directory)
-    return directory
+        return locate_model(name, progress)
 
 
 def require_pool(options: InstanceOptions) -> None:

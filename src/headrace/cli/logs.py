@@ -11,6 +11,7 @@ import sys
 from typing import Final, TextIO
 
 LEVELS: Final = ("debug", "info", "warning", "error")
+DEFAULT_LEVEL: Final = "info"
 
 COLOURS: Final = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31;1"}
 """ANSI codes: faint, yellow, red. Info is as the terminal writes."""

@@ -19,7 +19,6 @@ class GatewayOptions:
     model: str
     max_queued: int = 256  # requests that wait for a lease or for pages; the next one gets 429
     deadline_s: float = 600.0  # of a request, where it names none
-    log_level: str = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

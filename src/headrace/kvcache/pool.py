@@ -12,7 +12,7 @@ from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype, PoolLayout
 from headrace.kvcache.memory import PoolMemory
 
-_TORCH_DTYPES: dict[KVDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
+TORCH_DTYPES: dict[KVDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def layer_views(memory: PoolMemory, layout: PoolLayout) -> list[torch.Tensor]:
@@ -26,7 +26,7 @@ def layer_views(memory: PoolMemory, layout: PoolLayout) -> list[torch.Tensor]:
     return [
         torch.frombuffer(
             memory.bytes,
-            dtype=_TORCH_DTYPES[kv.dtype],
+            dtype=TORCH_DTYPES[kv.dtype],
             offset=layout.page_offset(layer, 0),
             count=layout.layer_stride // kv.itemsize,
         ).view(shape)

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from headrace.kvcache.layout import KVDtype, num_pages_for
+from headrace.kvcache.pool import TORCH_DTYPES
 from headrace.model.batch import Batch, Int64s
 from headrace.model.shape import ModelShape
-
-_DTYPES: dict[KVDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 QUERY_BLOCK = 256
 """Tokens of a chunk that are attended in one call. They do not look at keys behind their block, so of a long chunk
@@ -52,7 +51,7 @@ class TorchOps:
     """For the heads of `shape`, in `dtype`."""
 
     def __init__(self, shape: ModelShape, dtype: KVDtype) -> None:
-        self.dtype = _DTYPES[dtype]
+        self.dtype = TORCH_DTYPES[dtype]
         self._heads = _Heads(num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
 
     def linear(self, *weights: torch.Tensor) -> TorchLinear:

@@ -14,12 +14,10 @@ from safetensors import safe_open
 
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype
-from headrace.model.checkpoint import StoredTensor, fingerprint, read_shape, stored_tensors
+from headrace.model.checkpoint import StoredTensor, read_shape, stored_tensors
 from headrace.model.interface import Model
 from headrace.model.llama import Llama, tensor_shapes
 from headrace.model.torch_ops import TorchOps
-
-__all__ = ["fingerprint", "load_model", "read_shape"]
 
 _STORED_DTYPES = ("BF16", "F16", "F32")
 

@@ -61,6 +61,7 @@ from headrace.roles.remote_prefill import PrefillerUuid, RemotePrefill
 from headrace.roles.served import MAX_TICKETS, Served
 from headrace.roles.status import decoder_status
 from headrace.roles.stopping import LAST_WORDS_S, stoppable
+from headrace.roles.turns import keep_turning
 
 NEED_PREFILL_PATIENCE_S = 0.2
 
@@ -119,15 +120,8 @@ class Decoder:
         else:
             self._instance.log_start(provider=self._remote.provider, address=self._remote.address)
         with self._exits:
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._links.run())
-                    if self._remote is not None:
-                        tasks.create_task(self._remote.run())
-                    tasks.create_task(self._turns())
-            except asyncio.CancelledError:
-                await self._leave()
-                raise
+            beside = [self._links.run()] if self._remote is None else [self._links.run(), self._remote.run()]
+            await keep_turning(self._turn, self._work, beside=beside, leave=self._leave)
 
     async def _leave(self) -> None:
         """The process is told to end: no prefiller, on whichever host, is to go on for it."""
@@ -136,12 +130,6 @@ class Decoder:
             for imm in imms:
                 self._remote.cancel(imm)
             await asyncio.sleep(LAST_WORDS_S)
-
-    async def _turns(self) -> None:
-        while True:
-            if not await self._turn():
-                self._work.clear()
-                await self._work.wait()
 
     async def _turn(self) -> bool:
         """One step of the engine. -> whether there was one."""

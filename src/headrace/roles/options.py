@@ -30,4 +30,3 @@ class InstanceOptions:
     transfer: Transfer = "layers"
     verify_kv: bool = True
     fabric_host: str = "127.0.0.1"
-    log_level: str = "info"

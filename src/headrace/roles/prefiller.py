@@ -32,6 +32,7 @@ from headrace.roles.links import GatewayUuid, Links
 from headrace.roles.options import InstanceOptions
 from headrace.roles.status import prefiller_status
 from headrace.roles.stopping import LAST_WORDS_S, stoppable
+from headrace.roles.turns import keep_turning
 
 LEAVING = "the prefiller is told to end"
 
@@ -81,14 +82,8 @@ class Prefiller:
     async def run(self) -> None:
         with self._exits:
             self._instance.log_start(provider=self._fabric.statistics().provider, address=self._fabric.address)
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._links.run())
-                    tasks.create_task(self._pump.run())
-                    tasks.create_task(self._turns())
-            except asyncio.CancelledError:
-                await self._leave()
-                raise
+            beside = [self._links.run(), self._pump.run()]
+            await keep_turning(self._turn, self._work, beside=beside, leave=self._leave)
 
     async def _leave(self) -> None:
         """Fail what is not computed, and let the messages about it out. The model thread may still be in a layer of the
@@ -101,12 +96,6 @@ class Prefiller:
             self._messenger.fail_job(ticket, LEAVING, now)
         if tickets:
             await asyncio.sleep(LAST_WORDS_S)
-
-    async def _turns(self) -> None:
-        while True:
-            if not await self._turn():
-                self._work.clear()
-                await self._work.wait()
 
     async def _turn(self) -> bool:
         """One step. -> whether there was one."""

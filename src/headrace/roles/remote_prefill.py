@@ -16,6 +16,7 @@ from headrace.engine.requests import Admission
 from headrace.errors import FabricError, InputError
 from headrace.fabric.interface import FabricStatistics, Imm, PeerId
 from headrace.fabric.native import NativeFabric
+from headrace.kvcache.pages import PagePool
 from headrace.messenger.decoder import DecoderMessenger
 from headrace.messenger.entries import DecoderOptions, DecoderStatistics
 from headrace.messenger.landings import TicketRequest
@@ -37,16 +38,17 @@ class _RoomWatchingPump(Pump[DecoderOutcome]):
         fabric: NativeFabric,
         on_outcome: Callable[[DecoderOutcome], None],
         *,
+        pages: PagePool,
         on_room: Callable[[], None],
     ) -> None:
         super().__init__(messenger, fabric, on_outcome)
-        self._decoder_messenger = messenger
+        self._pages = pages
         self._on_room = on_room
 
     def turn(self) -> None:
-        before = self._decoder_messenger.statistics().num_quarantined_pages
+        before = self._pages.capacity
         super().turn()
-        if self._decoder_messenger.statistics().num_quarantined_pages < before:
+        if self._pages.capacity > before:
             self._on_room()
 
 
@@ -67,7 +69,7 @@ class RemotePrefill:
             rng=random.Random(),
             options=DecoderOptions(verify_kv=options.verify_kv),
         )
-        self._pump = _RoomWatchingPump(self._messenger, self._fabric, on_outcome, on_room=on_room)
+        self._pump = _RoomWatchingPump(self._messenger, self._fabric, on_outcome, pages=instance.pages, on_room=on_room)
         self._peers: dict[PrefillerUuid, PeerId] = {}  # of those that are named: greeted
         self._named_by: dict[str, Mapping[PrefillerUuid, bytes]] = {}  # by gateway: addresses
 
