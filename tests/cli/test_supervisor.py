@@ -87,8 +87,11 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """SIGHUP as in a terminal, also where nohup has these tests ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield Stage(tmp_path)
+    signal.signal(signal.SIGHUP, before)
 
 
 async def nothing() -> None: ...
