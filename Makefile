@@ -2,20 +2,24 @@
 # make test        set-up (first run: minutes, later: a fraction of a second), then all tests; ARGS='-k pages' for some
 # make check       what a change must pass: format, lint, types, import contract, tests
 # make soak        a hundred thousand random histories of the messenger (about ten minutes)
+# make sanitize    the tests of the native modules, in a build of their own that traps wrong addresses and undefined
+#                  behaviour; SANITIZERS=thread for races instead (minutes, the first time more)
 # make bench       the benchmarks, one after another; nothing else should run
 # make format      rewrite Python and C++ in the house's form
 # make clean       remove what was built; make distclean: the virtual environment too
 
-PYTHON  ?=
-WORKERS ?= 2
-ARGS    ?=
+PYTHON     ?=
+WORKERS    ?= 2
+ARGS       ?=
+SANITIZERS ?= address,undefined
 
 BIN    := .venv/bin
 NATIVE := $(wildcard src/headrace/*/native/*.h src/headrace/*/native/*.cpp)
 
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: setup serve test soak bench lint lint-format lint-style lint-types lint-imports check format clean distclean
+.PHONY: setup serve test soak sanitize bench check format clean distclean
+.PHONY: lint lint-format lint-style lint-types lint-imports
 
 setup:
 	@PYTHON='$(PYTHON)' tools/setup
@@ -28,6 +32,9 @@ test: setup
 
 soak: setup
 	HEADRACE_HISTORIES=100000 $(BIN)/python -m pytest -n $(WORKERS) tests/messenger/test_random_histories.py $(ARGS)
+
+sanitize: setup
+	@SANITIZERS='$(SANITIZERS)' WORKERS='$(WORKERS)' tools/sanitize $(ARGS)
 
 bench: setup
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit; done

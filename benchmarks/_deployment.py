@@ -1,13 +1,7 @@
-"""A gateway and its instances as processes of their own, each on the cores that it is given, and a client that times.
-
-The client is plain asyncio: a full one would compete with what is measured for the same two cores. Clock:
-`time.monotonic` where the bytes of an event are read from the socket.
-"""
+"""A gateway and its instances as processes of their own, each on the cores that it is given."""
 
 import asyncio
-import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -16,15 +10,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+from _client import Endpoint, Stream
 
 MODEL = "bench"
 NAMED = ("--served-name", MODEL)
 START_S = 120.0
-VOCABULARY = (300, 49_000)  # token ids that stand for ordinary text
 
 
 @dataclass(frozen=True)
@@ -35,26 +30,6 @@ class InstanceSpec:
     cores: str = ""  # of taskset; empty: wherever
     options: Sequence[str] = ()
     netns: str = ""  # network namespace; empty: this one
-
-
-@dataclass
-class Stream:
-    """What came of one request. `times` are of its tokens, one entry for each."""
-
-    started: float = 0.0
-    times: list[float] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    usage: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-
-    @property
-    def ttft_s(self) -> float:
-        return self.times[0] - self.started
-
-    @property
-    def gaps(self) -> list[tuple[float, float]]:
-        """(when it ended, how long it was) between tokens."""
-        return [(late, late - early) for early, late in zip(self.times, self.times[1:], strict=False)]
 
 
 class Deployment:
@@ -149,59 +124,12 @@ class Deployment:
     async def complete(
         self, token_ids: Sequence[int], max_tokens: int, *, into: Stream | None = None, **fields: object
     ) -> Stream:
-        """One streaming completion of a prompt of token ids, greedy, of exactly max_tokens tokens. What has come is
-        in `into`, also when this is cancelled: the client has left then."""
-        body = {
-            "model": MODEL,
-            "prompt": list(token_ids),
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-            **fields,
-        }
-        payload = json.dumps(body).encode()
-        stream = into or Stream()
-        stream.started = time.monotonic()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
-        try:
-            head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
-            head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-            writer.write(head.encode() + payload)
-            while line := await reader.readline():
-                now = time.monotonic()
-                if line.startswith(b"data: {"):
-                    _take(stream, json.loads(line[6:]), now)
-                elif line.startswith(b"{"):
-                    stream.error = line.decode(errors="replace")
-        finally:
-            writer.close()
-        if not stream.error and len(stream.token_ids) != max_tokens:
-            stream.error = f"{len(stream.token_ids)} of {max_tokens} tokens came"
-        return stream
+        """See `Endpoint.complete`."""
+        return await self.endpoint.complete(token_ids, max_tokens, into=into, **fields)
 
-
-def _take(stream: Stream, event: dict[str, Any], now: float) -> None:
-    if "error" in event:
-        stream.error = json.dumps(event["error"])
-    stream.usage = event.get("usage") or stream.usage
-    for choice in event.get("choices", []):
-        token_ids = choice.get("token_ids") or []
-        stream.token_ids += token_ids
-        stream.times += [now] * len(token_ids)
-
-
-def random_prompt(num_tokens: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(*VOCABULARY) for _ in range(num_tokens)]
-
-
-def require(streams: Sequence[Stream]) -> None:
-    """A failed request ends the benchmark: no figure is taken from what is left."""
-    if errors := [stream.error for stream in streams if stream.error]:
-        raise SystemExit(f"{len(errors)} of {len(streams)} requests failed: {errors[0]}")
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self._port, MODEL)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from _deployment import describe_machine, random_prompt
+from _client import random_prompt
+from _deployment import describe_machine
 from _endpoint import positive
 
 from headrace.engine.requests import SamplingParams

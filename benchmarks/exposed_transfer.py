@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from _deployment import Deployment, InstanceSpec, describe_machine, random_prompt, require
+from _client import random_prompt, require
+from _deployment import Deployment, InstanceSpec, describe_machine
 from _endpoint import positive
 
 KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2  # layers, K and V, heads, head_dim, bf16

@@ -24,16 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from _deployment import (
-    Deployment,
-    InstanceSpec,
-    Stream,
-    describe_machine,
-    percentile,
-    random_prompt,
-    require,
-    steal_share,
-)
+from _client import Stream, random_prompt, require
+from _deployment import Deployment, InstanceSpec, describe_machine, percentile, steal_share
 from _endpoint import positive
 from _schedules import Schedule, draw
 

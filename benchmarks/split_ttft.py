@@ -14,7 +14,8 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from _deployment import Deployment, InstanceSpec, describe_machine, percentile, random_prompt, require
+from _client import random_prompt, require
+from _deployment import Deployment, InstanceSpec, describe_machine, percentile
 from _endpoint import positive
 
 ARMS = {

@@ -50,7 +50,8 @@ NATIVE = {"fabric._native": "fabric", "model._cpu": "model"}
 """The native modules, and the only room that may import each."""
 
 PURE = (
-    *("kvcache.layout", "kvcache.prefix", "messenger.plan", "messenger.life", "engine.schedule"),
+    *("kvcache.layout", "kvcache.prefix", "messenger.plan", "messenger.life"),
+    *("engine.cost", "engine.schedule"),
     *("gateway.route", "gateway.admit", "model.shape", "planner.simulate"),
 )
 IMPURE = {"asyncio", "socket", "threading", "time", "os", "torch"}

@@ -57,7 +57,7 @@ WRONG = [
     ("serve --colocated --prefillers 2", "--prefillers: must be left out with --colocated"),
     ("serve --colocated --no-verify-kv", "--verify-kv: must be left out with --colocated"),
     ("serve --verify-kv=yes", "option '--verify-kv' does not take a value"),
-    ("serve --model nothing-here", "--model: must be an existing directory, a hub id (org/name) or"),
+    ("serve --model nothing-here", "--model: must be an existing directory, a hub id (org/name), smollm2-135m-instruct or"),
     ("serve --model ./nothing/here", "--model: must be an existing directory"),
     ("serve --model /dev/null", "--model: must be a directory in Hugging Face's form"),
     ("serve --log-level loud", "--log-level: must be debug, info, warning or error, is 'loud'"),
@@ -71,6 +71,12 @@ WRONG = [
     ("decoder --fabric-host 192.0.2.1", "--fabric-host: 192.0.2.1 can be reached by others"),
     ("decoder --colocated --verify-kv", "--verify-kv: must be left out with --colocated"),
     ("decoder --transfer layers", "no such option: --transfer"),
+    ("serve --tpot-ms 0", "--tpot-ms: must be a number of milliseconds, at most 600,000, is '0'"),
+    ("decoder --tpot-ms soon", "--tpot-ms: must be a number of milliseconds, at most 600,000, is 'soon'"),
+    ("serve --max-stall-ms=-5", "--max-stall-ms: must be a number of milliseconds, at most 600,000, is '-5'"),
+    ("decoder --max-stall-ms nan", "--max-stall-ms: must be a number of milliseconds, at most 600,000, is 'nan'"),
+    ("prefiller --tpot-ms 50", "no such option: --tpot-ms"),
+    ("prefiller --max-stall-ms 50", "no such option: --max-stall-ms"),
 ]
 
 
@@ -138,7 +144,8 @@ def test_help_names_every_option_of_serve_with_its_default(
 ) -> None:
     text = " ".join(headrace("serve", "--help").stdout.replace("│", " ").split())
     options = (
-        "model prefillers decoders colocated transfer page-size chunk-tokens max-running kv-memory threads host port"
+        "model prefillers decoders colocated transfer page-size chunk-tokens max-running tpot-ms max-stall-ms "
+        "kv-memory threads host port"
     )
     for option in options.split():
         assert f"--{option} " in text

@@ -29,9 +29,13 @@ OPTIONS = ServeOptions(
     page_size=8,
     chunk_tokens=64,
     max_running=5,
+    tpot_ms=None,
+    max_stall_ms=None,
     kv_memory_bytes=64 << 20,
     max_model_len=512,
+    kernels="torch",
     threads=3,
+    cpus=(),
     max_queued=7,
     deadline_s=12.5,
     log_level="warning",
@@ -64,6 +68,7 @@ def test_there_are_as_many_as_asked_for(tmp_path: Path) -> None:
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[GatewayOptions | InstanceOptions]:
     """What the roles are started with when the planned commands are run in this process."""
     options: list[GatewayOptions | InstanceOptions] = []
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(commands, "fetch_model", Path)
     monkeypatch.setattr(commands, "configure_logging", lambda level, name: None)
     for module, function in [
@@ -80,7 +85,7 @@ def start(child: Child) -> None:
 
 
 def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | InstanceOptions]) -> None:
-    options = replace(OPTIONS, transfer="whole", verify_kv=False)
+    options = replace(OPTIONS, transfer="whole", verify_kv=False, tpot_ms=62.5, max_stall_ms=200.0)
     for child in plan(options, tmp_path).values():
         start(child)
     control = f"ipc://{tmp_path}/control.sock"
@@ -96,7 +101,9 @@ def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | Ins
         max_running=5,
         kv_memory_bytes=64 << 20,
         max_model_len=512,
+        kernels="torch",
         threads=3,
+        share_weights_in=tmp_path / "headrace" / "weights",
     )
     assert started == [
         GatewayOptions(
@@ -110,7 +117,7 @@ def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | Ins
             deadline_s=12.5,
         ),
         replace(common, transfer="whole"),
-        replace(common, role="decoder", name="decoder-0", verify_kv=False),
+        replace(common, role="decoder", name="decoder-0", verify_kv=False, tpot_s=0.0625, max_stall_s=0.2),
     ]
 
 
@@ -124,13 +131,45 @@ def test_what_was_not_asked_for_is_as_the_roles_have_it(
     assert [(o.transfer, o.verify_kv, o.max_model_len) for o in started if isinstance(o, InstanceOptions)] == [
         ("layers", True, None)
     ] * 3
+    assert all(o.tpot_s is o.max_stall_s is None for o in started if isinstance(o, InstanceOptions))
     assert isinstance(started[2], InstanceOptions) and started[2].role == "colocated"
+
+
+def test_a_colocated_instance_keeps_the_budgets_that_were_given(
+    tmp_path: Path, started: list[GatewayOptions | InstanceOptions]
+) -> None:
+    start(plan(replace(OPTIONS, colocated=True, tpot_ms=50.0), tmp_path)["colocated-0"])
+    start(plan(replace(OPTIONS, colocated=True, max_stall_ms=0.1), tmp_path)["colocated-0"])
+    assert [(o.tpot_s, o.max_stall_s) for o in started if isinstance(o, InstanceOptions)] == [
+        (0.05, None),
+        (None, 1e-4),
+    ]
 
 
 @pytest.mark.parametrize("given", [{"prefillers": 1}, {"transfer": "layers"}, {"verify_kv": True}])
 def test_an_option_that_would_do_nothing_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(InputError, match=f"^{next(iter(given))}: must be left out with --colocated"):
         serve(replace(OPTIONS, colocated=True, **given))
+
+
+def test_each_instance_gets_cpus_of_its_own(tmp_path: Path) -> None:
+    children = plan(replace(OPTIONS, threads=2, decoders=2, cpus=(5, 4, 0, 1, 2, 3)), tmp_path)
+    assert "--cpus" not in children["gateway"].command
+    cpus = [child.command[child.command.index("--cpus") + 1] for child in list(children.values())[1:]]
+    assert cpus == ["5,4", "0,1", "2,3"]
+
+
+@pytest.mark.parametrize("cpus", [(0,), (0, 1, 2)])
+def test_cpus_are_as_many_as_threads(cpus: tuple[int, ...]) -> None:
+    with pytest.raises(
+        InputError, match=f"^cpus: must be one for each of 2 instances of 1 threads, 2 in all, are {len(cpus)}$"
+    ):
+        serve(replace(OPTIONS, threads=1, cpus=cpus))
+
+
+def test_a_cpu_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(InputError, match="^cpus: must be CPUs that this process may use, 1023 is none$"):
+        serve(replace(OPTIONS, threads=1, colocated=True, cpus=(1023,)))
 
 
 def test_a_person_can_paste_the_curl_line() -> None:

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer import BadParameter
 
-from headrace.cli.values import UNITS, in_units, one_of, plain_name, seconds, size_in_bytes, whole_number
+from headrace.cli.values import (
+    UNITS,
+    CpuNumbers,
+    cpu_list,
+    in_units,
+    one_of,
+    plain_name,
+    seconds,
+    size_in_bytes,
+    whole_number,
+)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +101,19 @@ def test_a_name_that_would_break_a_log_line_is_refused(text: str) -> None:
 def test_any_text_is_a_value_or_refused(parse: Callable[[object], object], text: str) -> None:
     with contextlib.suppress(BadParameter):
         parse(text)
+
+
+def test_cpus_are_numbers_and_ranges_in_their_order() -> None:
+    assert [cpu_list(text).numbers for text in ("0", "3,0-1", " 2 - 2")] == [(0,), (3, 0, 1), (2,)]
+    assert cpu_list(CpuNumbers((4, 5))) == CpuNumbers((4, 5))
+
+
+@pytest.mark.parametrize("text", ["", ",", "0,", "a", "-1", "3-1", "0-1024", "1.5", "0 1"])
+def test_other_cpus_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(BadParameter, match="^must be CPU numbers such as 0,2-5, is "):
+        cpu_list(text)
+
+
+def test_a_cpu_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(BadParameter, match="^must name each CPU once, is '1,0-1'$"):
+        cpu_list("1,0-1")

@@ -5,7 +5,7 @@ The "KV" of a token is one integer made of token and position; the next token is
 seed, choice and position where it is drawn. Each slot is checked when it is written (held once, in no index) and read.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.engine.engine import Engine
 from headrace.engine.growth import FEWEST
+from headrace.engine.measured_cost import MeasuredCost
 from headrace.engine.requests import (
     TIERS,
     EngineOptions,
@@ -130,7 +131,7 @@ class Answer:
 
 
 class World:
-    """One engine on a small pool. Time is moved by one second a step."""
+    """One engine on a small pool. Time is moved by one second a step, or by what `step_s` says of its rows."""
 
     def __init__(
         self,
@@ -141,6 +142,9 @@ class World:
         max_running: int = 8,
         max_model_len: int = 1000,
         samples: bool = False,
+        tpot_s: float | None = None,
+        max_stall_s: float | None = None,
+        costs: MeasuredCost | None = None,
     ) -> None:
         self.page_size = page_size
         self.pool = PagePool(num_pages, PrefixIndex())
@@ -151,8 +155,11 @@ class World:
             max_running=max_running,
             max_model_len=max_model_len,
             sample_from_prefill=samples,
+            tpot_s=tpot_s,
+            max_stall_s=max_stall_s,
         )
-        self.engine = Engine(pages=self.pool, options=options, salt=SALT, vocab_size=VOCABULARY)
+        self.engine = Engine(pages=self.pool, options=options, salt=SALT, vocab_size=VOCABULARY, costs=costs)
+        self.step_s: Callable[[Sequence[StepRow]], float] = lambda rows: 1.0
         self.answers: dict[str, Answer] = {}
         self.now = 0.0
 
@@ -175,7 +182,7 @@ class World:
 
     def commit(self, step: Step) -> None:
         tokens = self.model.run(step.rows)
-        self.now += 1
+        self.now += self.step_s(step.rows)
         self.engine.commit_step(step, tokens, self.now)
         self.engine.check()
         self.take_outputs()

@@ -40,6 +40,9 @@ class History:
             chunk_tokens=rng.choice([1, 5, 16, 100]),
             max_running=rng.choice([2, 6, 20]),
             samples=rng.random() < 0.5,
+            # A step takes 1 s: some of these bounds let two requests run, some never more than one.
+            tpot_s=rng.choice([None, None, 0.5, 1.1]),
+            max_stall_s=rng.choice([None, None, 0.5, 1.1]),
         )
         self.engine, self.pool = self.world.engine, self.world.pool
         if rng.random() < 0.8:

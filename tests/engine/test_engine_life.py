@@ -47,6 +47,13 @@ def test_options_that_are_none_are_refused(field: str) -> None:
         EngineOptions(**({"page_size": 4, "max_model_len": 8} | {field: 0}))
 
 
+@pytest.mark.parametrize("field", ["tpot_s", "max_stall_s"])
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
+def test_a_bound_that_nothing_keeps_is_refused(field: str, bound: float) -> None:
+    with pytest.raises(InputError, match=f"{field}: must be above 0, or None for no bound, is {bound}"):
+        EngineOptions(**({"page_size": 4, "max_model_len": 8} | {field: bound}))
+
+
 # ---- alone -----------------------------------------------------------------------------------------------------
 
 

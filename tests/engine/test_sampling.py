@@ -149,6 +149,43 @@ def test_the_noise_is_finite_where_the_random_bits_are_all_zero_or_all_one(monke
     assert 40 < spread < 41  # from -3.6 to 36.7
 
 
+def slow_draw(logits: Logits, params: SamplingParams, position: int) -> int:
+    """The rule as it is written, with noise for every token."""
+    key = params.seed + (params.choice << 64)
+    bits = np.random.Philox(key=key, counter=position << 64).random_raw(len(logits))
+    uniform = (bits >> np.uint64(12)).astype(np.float64) / 2**52 + 2.0**-53
+    with np.errstate(over="ignore"):
+        scaled = (logits.astype(np.float64) - float(logits.max())) / params.temperature
+    return int((scaled - np.log(-np.log(uniform))).argmax())
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([1, 7, 8191, 8192, 8193, 20_000]),
+    st.sampled_from([1e-300, 1e-3, 0.3, 1, 2, 5, 30, 100]),
+    st.sampled_from([0.0, 0.5, 3.0, 1000.0]),
+)
+def test_a_draw_that_leaves_out_who_cannot_win_is_the_draw_from_all(
+    seed: int, num: int, temperature: float, spread: float
+) -> None:
+    logits = (spread * np.random.default_rng(seed).normal(size=num)).astype(np.float32)
+    logits[1::3] = -np.inf
+    params = SamplingParams(temperature=temperature, seed=seed, choice=seed % 3)
+    for position in (0, 1, seed):
+        assert sample(logits, params, position) == slow_draw(logits, params, position)
+
+
+@pytest.mark.parametrize("behind", [7.0, 8.9, 9.1, 11.0])
+def test_tokens_far_behind_win_when_they_have_the_noise(behind: float) -> None:
+    """One token ahead of 100,000 equal ones: often enough one of the many wins, and the same one as in the slow draw."""
+    logits = np.zeros(100_000, dtype=np.float32)
+    logits[77] = behind
+    params = SamplingParams(temperature=1.0, seed=3)
+    drawn = draws(logits, params, 40)
+    assert drawn == [slow_draw(logits, params, position) for position in range(40)]
+    assert len(set(drawn)) > 10
+
+
 # ---- filters ---------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +294,7 @@ def test_errors_below_half_the_margin_do_not_change_the_token(position: int, tem
 
 @pytest.mark.timing
 def test_a_row_of_a_real_vocabulary_is_drawn_in_a_few_milliseconds() -> None:
-    """Measured: 5 us greedy, 0.8 ms drawn; the limits leave room for a neighbour."""
+    """Measured: 5 us greedy, 0.35 ms drawn; the limits leave room for a neighbour."""
     logits = random_logits(VOCABULARY)
 
     def fastest(params: SamplingParams) -> float:

@@ -1,16 +1,20 @@
 """The engine's policy: single rules by name, then random snapshots against a slow obvious model and its invariants."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.engine.cost import StepCost, StepSize
 from headrace.engine.requests import TIERS, Tier
 from headrace.engine.schedule import (
+    MIN_CHUNK,
     Chunk,
     Decoding,
     Entering,
+    LatencyBudget,
     Prefilling,
     Snapshot,
     StepPlan,
@@ -38,11 +42,13 @@ def snapshot(
     available: int = 0,
     first: Entering[str] | None = None,
     other_tables: Sequence[Sequence[int]] = (),
+    other_keys: int = 0,
 ) -> Snapshot[str]:
     return Snapshot(
         decoding=decoding,
         prefilling=prefilling,
         other_tables=other_tables,
+        other_keys=other_keys,
         first_in_line=first,
         num_available=available,
         page_size=PAGE_SIZE,
@@ -165,7 +171,7 @@ def test_the_first_in_line_enters_when_pages_are_left_beside_growth(
     taken = snapshot(
         [decoding("a", 0, 1, full=True)],
         available=available,
-        first=Entering(key="w", num_pages=num_pages),
+        first=Entering(key="w", num_pages=num_pages, num_keys=4),
         other_tables=[(9,)],
     )
     assert (next_to_enter(taken, max_running=max_running) == "w") is enters
@@ -173,6 +179,80 @@ def test_the_first_in_line_enters_when_pages_are_left_beside_growth(
 
 def test_nobody_enters_where_nobody_stands() -> None:
     assert next_to_enter(snapshot(available=9), max_running=9) is None
+
+
+# ---- a latency budget ------------------------------------------------------------------------------------------
+
+COST = StepCost(step_s=10.0, row_s=2.0, key_s=0.1, token_s=1.0, pair_s=0.0)
+LONG = prefilling("p", 9, 0, 5000)
+
+
+def budget_of(tpot_s: float | None = None, max_stall_s: float | None = None, margin: float = 1.0) -> LatencyBudget:
+    return LatencyBudget(cost=COST, tpot_s=tpot_s, max_stall_s=max_stall_s, margin=margin)
+
+
+def chunk_beside(budget: LatencyBudget, *rows: Decoding[str], chunk_tokens: int = 256) -> int:
+    plan = schedule(snapshot(rows, [LONG]), chunk_tokens=chunk_tokens, budget=budget)
+    assert plan is not None and len(plan.rows) == len(rows)
+    return sum(chunk.end - chunk.begin for chunk in plan.chunks)
+
+
+def test_a_chunk_beside_rows_is_cut_to_what_the_budget_leaves() -> None:
+    row = decoding("a", 0, 1)  # reads 4 keys: 12.4 s without a chunk
+    assert chunk_beside(budget_of(max_stall_s=100), row) == 64  # 79 tokens of 1.1 s, in blocks of 16
+    assert chunk_beside(budget_of(max_stall_s=82.9), row) == 64
+    assert chunk_beside(budget_of(max_stall_s=82.7), row) == 48
+    assert chunk_beside(budget_of(max_stall_s=1000), row) == 256
+    assert chunk_beside(budget_of(max_stall_s=1000), row, chunk_tokens=100) == 100
+
+
+def test_a_budget_of_nothing_leaves_the_least_chunk_and_every_row() -> None:
+    rows = [decoding("a", 0, 1), decoding("b", 1, 2)]
+    assert chunk_beside(budget_of(max_stall_s=0.001), *rows) == MIN_CHUNK
+    assert chunk_beside(budget_of(tpot_s=0.001), *rows, chunk_tokens=5) == 5
+
+
+def test_both_bounds_are_kept_beside_rows() -> None:
+    row = decoding("a", 0, 1)
+    assert chunk_beside(budget_of(tpot_s=50), row) == 32
+    assert chunk_beside(budget_of(tpot_s=50, max_stall_s=100), row) == 32
+    assert chunk_beside(budget_of(tpot_s=100, max_stall_s=50), row) == 32
+    assert chunk_beside(budget_of(), row) == 256
+
+
+def test_a_margin_leaves_room_for_what_steps_take_beyond_their_prediction() -> None:
+    row = decoding("a", 0, 1)
+    assert chunk_beside(budget_of(max_stall_s=100, margin=1.25), row) == 48
+
+
+def test_without_rows_nobody_waits_for_a_chunk() -> None:
+    assert chunk_beside(budget_of(tpot_s=1, max_stall_s=1)) == 256
+
+
+def test_a_plan_says_what_is_in_it() -> None:
+    plan = plan_of(snapshot([decoding("a", 0, 1), decoding("b", 1, 2, 3, full=True)], [LONG], available=1))
+    assert plan.size == StepSize(rows=2, keys=4 + 9).with_chunk(0, 8)
+
+
+@pytest.mark.parametrize(
+    ("tpot_s", "enters"), [(22.5, True), (22.3, False), (None, True)], ids=["kept", "passed", "none"]
+)
+def test_who_would_make_decode_steps_too_long_waits(tpot_s: float | None, enters: bool) -> None:
+    """One row that reads 4 keys, one that prefills and will read 20, and one that comes with 40: 22.4 s."""
+    taken = snapshot(
+        [decoding("a", 0, 1)],
+        available=9,
+        first=Entering(key="w", num_pages=2, num_keys=40),
+        other_tables=[(9,)],
+        other_keys=20,
+    )
+    budget = budget_of(tpot_s=tpot_s, max_stall_s=1.0)  # which does not ask who enters
+    assert (next_to_enter(taken, max_running=9, budget=budget) == "w") is enters
+
+
+def test_one_runs_whatever_the_budget() -> None:
+    taken = snapshot(available=9, first=Entering(key="w", num_pages=2, num_keys=40))
+    assert next_to_enter(taken, max_running=9, budget=budget_of(tpot_s=0.001)) == "w"
 
 
 # ---- random snapshots ------------------------------------------------------------------------------------------
@@ -199,7 +279,13 @@ def snapshots(draw: st.DrawFn) -> Snapshot[str]:
         computed = draw(st.integers(0, 20))
         prompts.append(prefilling(f"p{order}", order, computed, computed + draw(st.integers(1, 20)), draw(tiers)))
     others = [table() for _ in prompts]
-    return snapshot(decoders, prompts, available=draw(st.integers(0, 4)), other_tables=others)
+    return snapshot(
+        decoders,
+        prompts,
+        available=draw(st.integers(0, 4)),
+        other_tables=others,
+        other_keys=sum(prompt.end for prompt in prompts),
+    )
 
 
 def obvious_plan(taken: Snapshot[str]) -> tuple[list[str], list[str], list[str]]:
@@ -294,3 +380,85 @@ def test_chunks_keep_the_budget_and_leave_none_of_it_while_a_prompt_wants_it(
     ranks = [(TIERS.index(by_key[chunk.key].tier), by_key[chunk.key].order) for chunk in chunks]
     assert ranks == sorted(ranks)
     assert all(chunk.end == by_key[chunk.key].end for chunk in chunks[:-1])
+
+
+COSTS = st.builds(
+    StepCost,
+    step_s=st.floats(0, 1),
+    row_s=st.floats(0, 1),
+    key_s=st.floats(0, 0.1),
+    token_s=st.floats(0, 1),
+    pair_s=st.floats(0, 0.01),
+)
+BOUNDS = st.none() | st.floats(0.001, 100)
+BUDGETS = st.builds(LatencyBudget, cost=COSTS, tpot_s=BOUNDS, max_stall_s=BOUNDS, margin=st.floats(1, 2))
+
+
+@st.composite
+def with_long_prompts(draw: st.DrawFn) -> Snapshot[str]:
+    """Longer ones than `snapshots` has: for those a budget of 16 tokens is none."""
+    taken = draw(snapshots())
+    longer = [
+        prefilling(prompt.key, prompt.order, prompt.computed, prompt.end + draw(st.integers(0, 300)), prompt.tier)
+        for prompt in taken.prefilling
+    ]
+    return replace(taken, prefilling=longer)
+
+
+@given(with_long_prompts(), BUDGETS, st.integers(1, 300))
+def test_beside_rows_the_budget_is_kept_or_the_chunk_is_the_least(
+    taken: Snapshot[str], budget: LatencyBudget, chunk_tokens: int
+) -> None:
+    plan = schedule(taken, chunk_tokens=chunk_tokens, budget=budget)
+    if plan is None:
+        return
+    wanted = min(chunk_tokens, sum(prompt.end - prompt.computed for prompt in taken.prefilling))
+    computed = sum(chunk.end - chunk.begin for chunk in plan.chunks)
+    assert plan.size.chunk_tokens == computed
+    assert min(MIN_CHUNK, wanted) <= computed <= wanted  # prompts always get further
+    if plan.rows and budget.step_s is not None:
+        takes_s = budget.cost.predict(plan.size) * budget.margin
+        assert takes_s <= budget.step_s * (1 + 1e-12) or computed == min(MIN_CHUNK, wanted)
+    else:
+        assert computed == wanted
+
+
+@given(with_long_prompts(), BUDGETS, st.integers(1, 300))
+def test_no_larger_chunk_would_have_kept_the_budget(
+    taken: Snapshot[str], budget: LatencyBudget, chunk_tokens: int
+) -> None:
+    plan = schedule(taken, chunk_tokens=chunk_tokens, budget=budget)
+    if plan is None or not plan.rows or budget.step_s is None:
+        return
+    wanted = min(chunk_tokens, sum(prompt.end - prompt.computed for prompt in taken.prefilling))
+    larger = plan.size.chunk_tokens + 16
+    if plan.size.chunk_tokens < wanted and larger <= chunk_tokens:
+        assert plan.size.chunk_tokens % 16 == 0
+        size = StepSize(rows=plan.size.rows, keys=plan.size.keys - sum(chunk.end for chunk in plan.chunks))
+        for chunk in plan_chunks(taken.prefilling, larger):
+            size = size.with_chunk(chunk.begin, chunk.end)
+        assert budget.cost.predict(size) > budget.step_s / budget.margin
+
+
+@given(snapshots(), BUDGETS)
+def test_a_budget_takes_no_page_and_no_row_from_anybody(taken: Snapshot[str], budget: LatencyBudget) -> None:
+    bounded = schedule(taken, chunk_tokens=8, budget=budget)
+    free = schedule(taken, chunk_tokens=8)
+    assert (bounded is None) == (free is None)
+    if bounded is not None and free is not None:
+        assert (bounded.preempt, bounded.grow, bounded.rows) == (free.preempt, free.grow, free.rows)
+
+
+@given(snapshots(), BUDGETS, st.integers(1, 50))
+def test_who_enters_leaves_a_decode_step_of_all_within_the_budget(
+    taken: Snapshot[str], budget: LatencyBudget, num_keys: int
+) -> None:
+    taken = replace(taken, first_in_line=Entering(key="w", num_pages=0, num_keys=num_keys))
+    enters = next_to_enter(taken, max_running=99, budget=budget) == "w"
+    if taken.num_available < taken.num_growing:
+        assert not enters
+        return
+    keys = sum(request.kv_len + 1 for request in taken.decoding) + taken.other_keys + num_keys
+    takes_s = budget.cost.predict(StepSize(rows=taken.num_running + 1, keys=keys))
+    is_kept = budget.tpot_s is None or takes_s <= budget.tpot_s
+    assert enters is (is_kept or not taken.num_running)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from headrace.errors import Closed, InputError
-from headrace.kvcache import memory as memory_module
-from headrace.kvcache.memory import HUGE_PAGE_BYTES, PoolMemory
+from headrace.kvcache import mapping as mapping_module
+from headrace.kvcache.mapping import HUGE_PAGE_BYTES
+from headrace.kvcache.memory import PoolMemory
 
 LENGTH = 2 * HUGE_PAGE_BYTES
 
@@ -62,30 +63,6 @@ def test_the_memory_is_aligned_zeroed_writable_and_resident() -> None:
         memory.close()
 
 
-@pytest.mark.parametrize("shift", [0, 4096, HUGE_PAGE_BYTES - 4096])
-def test_the_mapping_is_aligned_wherever_the_reserve_lands_and_the_rest_is_given_back(
-    monkeypatch: pytest.MonkeyPatch, shift: int
-) -> None:
-    real = memory_module._mmap
-    reserve_flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    hole = real(0, 4 * LENGTH, 0, reserve_flags, -1)
-    aligned = -(-hole // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    memory_module._libc.munmap(hole, 4 * LENGTH)
-
-    def land_there(address: int, length: int, protection: int, flags: int, fd: int) -> int:
-        return real(address or aligned + shift, length, protection, flags, fd)
-
-    monkeypatch.setattr(memory_module, "_mmap", land_there)
-    memory = PoolMemory(LENGTH)
-    address = memory.bytes.ctypes.data
-    assert address == aligned + (HUGE_PAGE_BYTES if shift else 0)
-    spans = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
-    reserve = range(aligned + shift, aligned + shift + LENGTH + HUGE_PAGE_BYTES)
-    inside = [(int(begin, 16), int(end, 16)) for begin, end in spans if int(begin, 16) in reserve]
-    assert inside == [(address, address + LENGTH)]
-    memory.close()
-
-
 def test_another_mapping_of_the_descriptor_sees_the_same_bytes() -> None:
     memory = PoolMemory(LENGTH)
     with mmap.mmap(memory.fd, LENGTH) as other:
@@ -113,7 +90,7 @@ def test_refused_huge_pages_cost_one_line_and_nothing_else(
         asked.append((length, advice))
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    monkeypatch.setattr(memory_module, "_madvise", refuse)
+    monkeypatch.setattr(mapping_module, "_madvise", refuse)
     with caplog.at_level(logging.DEBUG):
         memory = PoolMemory(LENGTH)
     assert asked == [(LENGTH, 25)]  # the whole mapping in one call
@@ -127,12 +104,6 @@ def test_refused_huge_pages_cost_one_line_and_nothing_else(
     memory.bytes[:] = 1
     assert memory.bytes.all()
     memory.close()
-
-
-def test_madvise_raises_what_the_kernel_said() -> None:
-    with pytest.raises(OSError, match="Invalid argument") as refused:
-        memory_module._madvise(4096 + 1, 4096, 25)  # not page aligned
-    assert refused.value.errno == errno.EINVAL
 
 
 def test_closing_gives_back_descriptor_and_mapping_and_may_be_repeated() -> None:
@@ -188,7 +159,7 @@ def test_a_forgotten_memory_leaks_nothing() -> None:
 @pytest.mark.parametrize("failing_call", [1, 2])
 def test_a_refused_mapping_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, failing_call: int) -> None:
     before = open_descriptors()
-    real = memory_module._mmap
+    real = mapping_module._mmap
     reserved: list[int] = []
 
     def fail_once(address: int, length: int, protection: int, flags: int, fd: int) -> int:
@@ -197,7 +168,7 @@ def test_a_refused_mapping_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch
         reserved.append(real(address, length, protection, flags, fd))
         return reserved[-1]
 
-    monkeypatch.setattr(memory_module, "_mmap", fail_once)
+    monkeypatch.setattr(mapping_module, "_mmap", fail_once)
     with pytest.raises(OSError, match="no memory") as refused:
         PoolMemory(LENGTH)
     assert open_descriptors() == before, f"although somebody keeps {refused.value!r} and its frames"

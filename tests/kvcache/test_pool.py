@@ -9,7 +9,8 @@ import torch
 
 from headrace.errors import Closed, InputError
 from headrace.kvcache.layout import KVDtype, KVLayout, PoolLayout
-from headrace.kvcache.memory import HUGE_PAGE_BYTES, PoolMemory
+from headrace.kvcache.mapping import HUGE_PAGE_BYTES
+from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pool import aux_view, layer_views
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from headrace.kvcache.layout import KVDtype, num_pages_for
 from headrace.model.batch import Batch, Row
-from headrace.model.interface import AfterLayer, nothing_after
+from headrace.model.interface import AfterLayer, Model, nothing_after
 from headrace.model.llama import Llama
 from headrace.model.ops import Ops
 from headrace.model.shape import ModelShape
@@ -93,9 +93,9 @@ class Sequence:
 
 
 class PagedLlama:
-    """Our model, its views, and sequences whose pages lie anywhere."""
+    """Our model (of any family), its views, and sequences whose pages lie anywhere."""
 
-    def __init__(self, model: Llama, *, dtype: KVDtype = "fp32", page_size: int = 5, num_pages: int = 300) -> None:
+    def __init__(self, model: Model, *, dtype: KVDtype = "fp32", page_size: int = 5, num_pages: int = 300) -> None:
         self.model, self.page_size, self.num_pages = model, page_size, num_pages
         shape = model.shape
         size = (num_pages, shape.num_kv_heads, 2, page_size, shape.head_dim)

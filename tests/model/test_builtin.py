@@ -1,4 +1,4 @@
-"""The built-in model's way into the cache: whole or not there, whatever breaks, and once for all processes."""
+"""A built-in model's way into the cache: whole or not there, whatever breaks, and once for all processes."""
 
 import errno
 import json
@@ -11,12 +11,21 @@ from pathlib import Path
 import pytest
 from builtin_process import Start
 from safetensors import safe_open
-from tiny_gguf import SPECIAL, ScriptedFetch, model_in, tiny_wheel
+from tiny_gguf import SPECIAL, ScriptedFetch, model_in, tiny_wheels
 from tokenizers import Tokenizer
 
 from headrace.errors import InputError
 from headrace.model import builtin
-from headrace.model.builtin import BUILTIN_NAME, BuiltinModel, ensure_builtin, is_builtin, models_directory
+from headrace.model.builtin import (
+    BUILTIN_NAME,
+    BUILTINS,
+    GEMMA3,
+    SMOLLM2,
+    BuiltinModel,
+    builtin_named,
+    ensure_builtin,
+    models_directory,
+)
 from headrace.model.manifest import MANIFEST
 from headrace.model.progress import Progress, no_progress
 from headrace.model.wheel import FetchFailed
@@ -61,7 +70,8 @@ class Cache:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return tiny_wheel(tmp_path_factory.mktemp("wheel"))
+    (content,) = tiny_wheels(tmp_path_factory.mktemp("wheel"), num_wheels=1)
+    return content
 
 
 @pytest.fixture
@@ -83,6 +93,39 @@ def test_finding_it_writes_nothing(cache: Cache) -> None:
     (cache.models / ".lock").unlink()
     cache.ensure()
     assert cache.names() == [cache.model.name]
+
+
+# ---- a file in several wheels ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_three(tmp_path: Path) -> tuple[Cache, list[bytes]]:
+    wheels = tiny_wheels(tmp_path, num_wheels=3)
+    return Cache(tmp_path / "headrace" / "models", model_in(*wheels), b""), wheels
+
+
+def test_a_file_in_several_wheels_is_put_together_in_their_order(in_three: tuple[Cache, list[bytes]]) -> None:
+    cache, wheels = in_three
+    assert len(wheels) == 3
+    cache.ensure(*wheels)
+    cache.check_whole()
+    cache.ensure()
+
+
+def test_of_several_wheels_only_the_broken_one_is_fetched_once_more(in_three: tuple[Cache, list[bytes]]) -> None:
+    cache, (first, second, third) = in_three
+    fetch = cache.ensure(first, second[:-1], second, third)
+    assert fetch.cached == [True, True, False, True]
+    cache.check_whole()
+
+
+def test_a_wheel_that_never_comes_is_named_and_nothing_of_the_others_stays(
+    in_three: tuple[Cache, list[bytes]],
+) -> None:
+    cache, (first, second, _) = in_three
+    with pytest.raises(InputError, match=r"tiny-llama2==1\.0.* could not be fetched: pip says: no route"):
+        cache.ensure(first, second, FetchFailed("pip says: no route", 0))
+    assert cache.names() == [".lock"]
 
 
 # ---- what the fetch brings -------------------------------------------------------------------------------------
@@ -111,7 +154,9 @@ def test_a_fetch_without_a_byte_is_not_tried_again(cache: Cache) -> None:
 
 def test_a_wheel_that_stays_wrong_is_one_clear_error_and_leaves_nothing(cache: Cache) -> None:
     wrong = cache.content[:-1] + b"\xff"
-    with pytest.raises(InputError, match=f"it must have the sha256 {cache.model.wheel.sha256}, has [0-9a-f]{{64}};"):
+    with pytest.raises(
+        InputError, match=f"it must have the sha256 {cache.model.parts[0].wheel.sha256}, has [0-9a-f]{{64}};"
+    ):
         cache.ensure(wrong, wrong)
     assert cache.names() == [".lock"]
     cache.ensure(cache.content)
@@ -168,7 +213,9 @@ def test_a_directory_of_another_conversion_or_wheel_is_made_anew(cache: Cache, m
     cache.ensure(cache.content)
     monkeypatch.setattr(builtin, "CONVERSION", builtin.CONVERSION + 1)
     cache.ensure(cache.content)
-    other = replace(cache, model=replace(cache.model, wheel=replace(cache.model.wheel, requirement="tiny-llama==2.0")))
+    (part,) = cache.model.parts
+    newer = replace(part, wheel=replace(part.wheel, requirement="tiny-llama==2.0"))
+    other = replace(cache, model=replace(cache.model, parts=(newer,)))
     other.ensure(cache.content)
     other.check_whole()
 
@@ -292,8 +339,10 @@ def test_the_cache_lies_where_xdg_says(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_the_built_in_name_is_known_in_any_case() -> None:
-    assert is_builtin("SmolLM2-135M-Instruct") and is_builtin(BUILTIN_NAME)
-    assert not is_builtin("smollm2") and not is_builtin(f"./{BUILTIN_NAME}")
+    assert builtin_named("SmolLM2-135M-Instruct") is builtin_named(BUILTIN_NAME) is SMOLLM2
+    assert builtin_named("Gemma3-270m") is GEMMA3
+    assert builtin_named("smollm2") is None and builtin_named(f"./{BUILTIN_NAME}") is None
+    assert all(name == name.casefold() for name in BUILTINS)
 
 
 # ---- the real one ----------------------------------------------------------------------------------------------

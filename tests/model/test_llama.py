@@ -2,14 +2,13 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from llama_oracle import VARIANTS, Oracle, PagedLlama, random_tokens
+from recorded_ops import RecordedOps
 
 from headrace.model.batch import Batch, Row
-from headrace.model.ops import Attention, GatedLinear, Linear, Ops
 from headrace.model.torch_ops import QUERY_BLOCK
 
 
@@ -175,48 +174,9 @@ def test_each_layer_is_reported_once_in_order_with_and_without_logits(oracle: Or
         assert layers == [0, 1, 2]
 
 
-class Recorded:
-    """Ops that write down what is called."""
-
-    def __init__(self, ops: Ops, calls: list[str]) -> None:
-        self.ops, self.calls = ops, calls
-        self.dtype = ops.dtype
-
-    def noted(self, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            self.calls.append(name)
-            return act(*arguments)
-
-        return call
-
-    def linear(self, *weights: torch.Tensor) -> Linear:
-        return RecordedCalls(self, self.ops.linear(*weights), "apply", "add_to")
-
-    def gated_linear(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
-        return RecordedCalls(self, self.ops.gated_linear(gate, up), "apply")
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return self.noted("rms_norm", self.ops.rms_norm)(x, weight, eps)
-
-    def attention(self, batch: Batch, page_size: int, cos: torch.Tensor, sin: torch.Tensor) -> Attention:
-        self.calls.append("attention")
-        return RecordedCalls(self, self.ops.attention(batch, page_size, cos, sin), "append", "attend")
-
-
-class RecordedCalls:
-    def __init__(self, recorded: Recorded, inner: Any, *names: str) -> None:
-        for name in names:
-            setattr(self, name, recorded.noted(name, getattr(inner, name)))
-
-    apply: Callable[..., Any]
-    add_to: Callable[..., Any]
-    append: Callable[..., Any]
-    attend: Callable[..., Any]
-
-
 def test_a_layer_is_reported_right_after_its_attention_output_projection() -> None:
     calls: list[str] = []
-    paged = PagedLlama(Oracle("group of 4").ours(wrapped=lambda ops: Recorded(ops, calls)))
+    paged = PagedLlama(Oracle("group of 4").ours(wrapped=lambda ops: RecordedOps(ops, calls)))
     paged.step((paged.sequence(random_tokens(9)), 9), after_layer=lambda layer: calls.append(f"layer {layer}"))
     expected = ["attention"]
     for number in range(3):

@@ -11,7 +11,7 @@ from loopback_server import CONFIG, FILES, REPO, put_model, serving
 
 from headrace.errors import InputError
 from headrace.model import locate
-from headrace.model.builtin import BUILTIN_NAME
+from headrace.model.builtin import BUILTINS, BuiltinModel
 from headrace.model.locate import HUB_ID, locate_model, served_name
 from headrace.model.progress import Progress, no_progress
 
@@ -52,7 +52,7 @@ def test_an_existing_directory_goes_before_a_hub_id(directory: Path, monkeypatch
     assert locate_model(name, no_progress) == directory
 
 
-@pytest.mark.parametrize("name", [BUILTIN_NAME, "SmolLM2-135M-Instruct"])
+@pytest.mark.parametrize("name", [*BUILTINS, "SmolLM2-135M-Instruct", "Gemma3-270M"])
 def test_the_built_in_name_is_the_built_in_model_whatever_lies_around(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,13 +60,13 @@ def test_the_built_in_name_is_the_built_in_model_whatever_lies_around(
     monkeypatch.chdir(tmp_path)
     asked: list[Progress] = []
 
-    def ensured(progress: Progress) -> Path:
+    def ensured(progress: Progress, *, model: BuiltinModel) -> Path:
         asked.append(progress)
-        return Path("/cache/smollm2")
+        return Path("/cache") / model.name
 
     monkeypatch.setattr(locate, "ensure_builtin", ensured)
-    assert locate_model(name, no_progress) == Path("/cache/smollm2") and asked == [no_progress]
-    assert served_name(name) == BUILTIN_NAME
+    assert locate_model(name, no_progress) == Path("/cache") / name.casefold() and asked == [no_progress]
+    assert served_name(name) == name.casefold()
     assert f"{name} lacks config.json" in refusal(f"./{name}")
 
 
@@ -124,7 +124,8 @@ def test_a_name_that_can_be_nothing_is_refused_without_a_look_at_the_hub(
     elif len(name) > 255:
         assert "must be a directory that can be read: " in said
     else:
-        assert f"must be an existing directory, a hub id (org/name) or '{BUILTIN_NAME}', {name!r} is none" in said
+        names = "smollm2-135m-instruct or gemma3-270m"
+        assert f"must be an existing directory, a hub id (org/name), {names}, {name!r} is none" in said
 
 
 def test_a_file_is_no_model(directory: Path) -> None:

@@ -47,6 +47,7 @@ def test_every_number_is_the_configurations() -> None:
         vocab_size=49152,
         rope_theta=100_000.0,
         rms_norm_eps=1e-5,
+        attention_scale=0.125,
         max_model_len=8192,
         tie_word_embeddings=True,
         bos_token_id=1,

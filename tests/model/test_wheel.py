@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from loopback_server import LoopbackServer, put_wheel, serving
-from tiny_gguf import ScriptedFetch, model_in, tiny_wheel
+from tiny_gguf import ScriptedFetch, model_in, tiny_wheels
 
 from headrace.model import wheel as wheel_module
 from headrace.model.progress import no_progress
@@ -23,7 +23,7 @@ METADATA = "Metadata-Version: 2.1\nName: tiny-llama\nVersion: 1.0\n"
 @pytest.fixture(scope="session")
 def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The tiny wheel with what pip wants to see in one."""
-    packed = io.BytesIO(tiny_wheel(tmp_path_factory.mktemp("wheel")))
+    packed = io.BytesIO(tiny_wheels(tmp_path_factory.mktemp("wheel"), num_wheels=1)[0])
     with zipfile.ZipFile(packed, "a") as archive:
         archive.writestr("tiny_llama-1.0.dist-info/METADATA", METADATA)
         archive.writestr("tiny_llama-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
@@ -32,7 +32,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def wheel(content: bytes) -> Wheel:
-    return model_in(content).wheel
+    return model_in(content).parts[0].wheel
 
 
 @pytest.fixture

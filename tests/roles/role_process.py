@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tiny_checkpoint import kv_layout
 
 from headrace.model.batch import Batch
 from headrace.model.interface import AfterLayer, Model, nothing_after
-from headrace.model.weights import load_model
+from headrace.model.kernels import open_model
 from headrace.roles import instance as instance_module
 from headrace.roles.decoder import run_decoder
 from headrace.roles.options import InstanceOptions
@@ -41,12 +42,14 @@ class SlowModel:
 
 
 def main(role: Any, endpoint: str, directory: str, layer_s: str, loading_s: str = "0") -> None:
-    def load(path: Path, *, dtype: Any) -> Any:
+    @contextmanager
+    def open_slow(path: Path, **how: Any) -> Iterator[Model]:
         print("loading", flush=True)
         time.sleep(float(loading_s))
-        return SlowModel(load_model(path, dtype=dtype), float(layer_s))
+        with open_model(path, **how) as model:
+            yield SlowModel(model, float(layer_s))
 
-    instance_module.load_model = load
+    instance_module.open_model = open_slow
     kv = kv_layout(Path(directory), page_size=PAGE, dtype="fp32")
     options = InstanceOptions(
         role=role,

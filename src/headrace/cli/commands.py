@@ -14,12 +14,13 @@ from headrace.cli import options as opt
 from headrace.cli.fetching import fetch_model
 from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
 from headrace.cli.network import require_endpoint, require_fabric_host, require_free_port
-from headrace.cli.run_directory import default_control
+from headrace.cli.run_directory import default_control, shared_weights_directory
 from headrace.cli.serve import ServeOptions, serve
 from headrace.gateway.options import GatewayOptions
 from headrace.kvcache.layout import KVDtype
 from headrace.model.builtin import BUILTIN_NAME
 from headrace.model.locate import served_name as default_served_name
+from headrace.model.options import KernelChoice
 from headrace.protocol.control import Role
 from headrace.roles.options import InstanceOptions, Transfer
 
@@ -59,6 +60,7 @@ def serve_command(
     model: opt.ModelName = BUILTIN_NAME,
     served_name: opt.ServedName = None,
     dtype: opt.Dtype = INSTANCE.dtype,
+    kernels: opt.Kernels = INSTANCE.kernels,
     max_model_len: opt.MaxModelLen = None,
     host: opt.Host = GATEWAY.host,
     port: opt.Port = GATEWAY.port,
@@ -67,8 +69,11 @@ def serve_command(
     page_size: opt.PageSize = INSTANCE.page_size,
     chunk_tokens: opt.ChunkTokens = INSTANCE.chunk_tokens,
     max_running: opt.MaxRunning = INSTANCE.max_running,
+    tpot_ms: opt.TpotMs = None,
+    max_stall_ms: opt.MaxStallMs = None,
     kv_memory: opt.KVMemory = INSTANCE.kv_memory_bytes,
     threads: opt.Threads = INSTANCE.threads,
+    cpus: opt.Cpus = None,
     max_queued: opt.MaxQueued = GATEWAY.max_queued,
     deadline: opt.Deadline = GATEWAY.deadline_s,
     log_level: opt.LogLevel = DEFAULT_LEVEL,
@@ -79,6 +84,7 @@ def serve_command(
         model=model,
         served_name=served_name or default_served_name(model),
         dtype=cast("KVDtype", dtype),
+        kernels=cast("KernelChoice", kernels),
         max_model_len=max_model_len,
         host=host,
         port=port,
@@ -90,8 +96,11 @@ def serve_command(
         page_size=page_size,
         chunk_tokens=chunk_tokens,
         max_running=max_running,
+        tpot_ms=tpot_ms,
+        max_stall_ms=max_stall_ms,
         kv_memory_bytes=kv_memory,
         threads=threads,
+        cpus=cpus.numbers if cpus else (),
         max_queued=max_queued,
         deadline_s=deadline,
         log_level=log_level,
@@ -141,6 +150,7 @@ def prefiller(
     model: opt.ModelName = BUILTIN_NAME,
     served_name: opt.ServedName = None,
     dtype: opt.Dtype = INSTANCE.dtype,
+    kernels: opt.Kernels = INSTANCE.kernels,
     max_model_len: opt.MaxModelLen = None,
     gateway: opt.Gateways = None,
     fabric_host: opt.FabricHost = INSTANCE.fabric_host,
@@ -151,6 +161,7 @@ def prefiller(
     max_running: opt.MaxRunning = INSTANCE.max_running,
     kv_memory: opt.KVMemory = INSTANCE.kv_memory_bytes,
     threads: opt.Threads = INSTANCE.threads,
+    cpus: opt.Cpus = None,
     log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> None:
     """One prefiller: computes the KV of prompts and sends it to decoders."""
@@ -164,6 +175,7 @@ def prefiller(
         model_dir=fetch_model(model),
         model=served_name or default_served_name(model),
         dtype=cast("KVDtype", dtype),
+        kernels=cast("KernelChoice", kernels),
         max_model_len=max_model_len,
         transfer=cast("Transfer", transfer),
         page_size=page_size,
@@ -171,6 +183,8 @@ def prefiller(
         max_running=max_running,
         kv_memory_bytes=kv_memory,
         threads=threads,
+        cpus=opt.cpus_of(cpus.numbers if cpus else (), num_threads=threads),
+        share_weights_in=shared_weights_directory(),
     )
     from headrace.roles.prefiller import run_prefiller  # function-local: see gateway
 
@@ -184,6 +198,7 @@ def decoder(
     model: opt.ModelName = BUILTIN_NAME,
     served_name: opt.ServedName = None,
     dtype: opt.Dtype = INSTANCE.dtype,
+    kernels: opt.Kernels = INSTANCE.kernels,
     max_model_len: opt.MaxModelLen = None,
     gateway: opt.Gateways = None,
     fabric_host: opt.FabricHostIfSplit = None,
@@ -193,8 +208,11 @@ def decoder(
     page_size: opt.PageSize = INSTANCE.page_size,
     chunk_tokens: opt.ChunkTokens = INSTANCE.chunk_tokens,
     max_running: opt.MaxRunning = INSTANCE.max_running,
+    tpot_ms: opt.TpotMs = None,
+    max_stall_ms: opt.MaxStallMs = None,
     kv_memory: opt.KVMemory = INSTANCE.kv_memory_bytes,
     threads: opt.Threads = INSTANCE.threads,
+    cpus: opt.Cpus = None,
     log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> None:
     """One decoder: takes the KV of prompts and generates; with --colocated it computes prompts itself."""
@@ -213,13 +231,18 @@ def decoder(
         model_dir=fetch_model(model),
         model=served_name or default_served_name(model),
         dtype=cast("KVDtype", dtype),
+        kernels=cast("KernelChoice", kernels),
         max_model_len=max_model_len,
         verify_kv=INSTANCE.verify_kv if verify_kv is None else verify_kv,
         page_size=page_size,
         chunk_tokens=chunk_tokens,
         max_running=max_running,
+        tpot_s=_in_seconds(tpot_ms),
+        max_stall_s=_in_seconds(max_stall_ms),
         kv_memory_bytes=kv_memory,
         threads=threads,
+        cpus=opt.cpus_of(cpus.numbers if cpus else (), num_threads=threads),
+        share_weights_in=shared_weights_directory(),
     )
     from headrace.roles.decoder import run_decoder  # function-local: see gateway
 
@@ -228,6 +251,10 @@ def decoder(
 
 def _default_name(role: str) -> str:
     return f"{role}-{os.getpid()}"
+
+
+def _in_seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3
 
 
 def _gateways(endpoints: Sequence[str] | None, *, insecure: bool) -> tuple[str, ...]:

@@ -4,18 +4,30 @@ Their defaults are those of GatewayOptions and InstanceOptions; the commands put
 it was not given, for it would do nothing with --colocated.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 
 import typer
 
 from headrace.cli.logs import LEVELS
-from headrace.cli.values import in_units, one_of, plain_name, seconds, size_in_bytes, whole_number
+from headrace.cli.values import (
+    CpuNumbers,
+    cpu_list,
+    in_units,
+    milliseconds,
+    one_of,
+    plain_name,
+    seconds,
+    size_in_bytes,
+    whole_number,
+)
 from headrace.errors import InputError
 from headrace.gateway.options import GatewayOptions
 from headrace.kvcache.layout import KVDtype
-from headrace.model.builtin import BUILTIN_NAME
+from headrace.model.builtin import BUILTINS
+from headrace.model.options import KernelChoice
 from headrace.roles.options import InstanceOptions, Transfer
 
 INSTANCE_DEFAULTS: Final = InstanceOptions(role="decoder", name="", gateways=(), model_dir=Path(), model="")
@@ -36,7 +48,7 @@ def _option(names: str, metavar: str | None, help_text: str, panel: str, **more:
 
 ModelName = Annotated[
     str,
-    _option("--model", "NAME", f"A Hugging Face directory, a hub id (org/name), or {BUILTIN_NAME}.", MODEL_PANEL),
+    _option("--model", "NAME", f"A Hugging Face directory, a hub id (org/name), {' or '.join(BUILTINS)}.", MODEL_PANEL),
 ]
 ServedName = Annotated[
     str | None,
@@ -84,6 +96,24 @@ MaxRunning = Annotated[
         parser=whole_number(least=1, most=MOST_REQUESTS),
     ),
 ]
+TpotMs = Annotated[
+    float | None,
+    _option(
+        *("--tpot-ms", "MS", "Longest decode step; who would make it longer waits. Without it, no bound."),
+        MEMORY_PANEL,
+        parser=milliseconds,
+        show_default=False,
+    ),
+]
+MaxStallMs = Annotated[
+    float | None,
+    _option(
+        *("--max-stall-ms", "MS", "Longest step that computes prompts beside decode. Without it, no bound."),
+        MEMORY_PANEL,
+        parser=milliseconds,
+        show_default=False,
+    ),
+]
 KVMemory = Annotated[
     int,
     _option(
@@ -97,6 +127,24 @@ Threads = Annotated[
     _option(
         *("--threads", "N", "CPU threads that compute, for an instance.", MEMORY_PANEL),
         parser=whole_number(least=1, most=1024),
+    ),
+]
+
+Kernels = Annotated[
+    str,
+    _option(
+        *("--kernels", "|".join(get_args(KernelChoice)), "What computes; auto: native where CPU and model allow it."),
+        MODEL_PANEL,
+        parser=one_of(*get_args(KernelChoice)),
+    ),
+]
+Cpus = Annotated[
+    CpuNumbers | None,
+    _option(
+        *("--cpus", "LIST", "CPUs of the threads, in order: 0,2-5; without it, wherever the system puts them."),
+        MEMORY_PANEL,
+        parser=cpu_list,
+        show_default=False,
     ),
 ]
 
@@ -204,3 +252,16 @@ def refuse_with_colocated(given: Mapping[str, object]) -> None:
     for field, value in given.items():
         if value is not None:
             raise InputError(field, "must be left out with --colocated: no KV travels then")
+
+
+def cpus_of(cpus: Sequence[int], *, num_threads: int, num_instances: int = 1) -> tuple[int, ...]:
+    """None where none were given. Raises InputError for too few or too many, or one that we may not use."""
+    if not cpus:
+        return ()
+    wanted = num_threads * num_instances
+    if len(cpus) != wanted:
+        each = f"{num_threads} threads" if num_instances == 1 else f"{num_instances} instances of {num_threads} threads"
+        raise InputError("cpus", f"must be one for each of {each}, {wanted} in all, are {len(cpus)}")
+    if missing := sorted(set(cpus) - os.sched_getaffinity(0)):
+        raise InputError("cpus", f"must be CPUs that this process may use, {missing[0]} is none")
+    return tuple(cpus)

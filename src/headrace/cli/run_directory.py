@@ -4,6 +4,7 @@
 owner only, which is all the protection that control messages have.
 """
 
+import logging
 import os
 import shutil
 import stat
@@ -16,6 +17,8 @@ from headrace.cli.network import require_socket_path
 from headrace.errors import InputError
 
 CONTROL_SOCKET = "control.sock"
+
+_log = logging.getLogger(__name__)
 
 
 def user_directory() -> Path:
@@ -41,6 +44,16 @@ def default_control() -> str:
     path = user_directory() / CONTROL_SOCKET
     require_socket_path("XDG_RUNTIME_DIR", path)
     return f"ipc://{path}"
+
+
+def shared_weights_directory() -> Path | None:
+    """Where instances of one user find each other's packed weights; None where there is no folder that is ours alone,
+    which only those need who rely on it."""
+    try:
+        return user_directory() / "weights"
+    except InputError as error:
+        _log.info("weights are not shared with other processes: %s", error)
+        return None
 
 
 @contextmanager

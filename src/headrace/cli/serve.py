@@ -9,7 +9,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,12 @@ from pathlib import Path
 from headrace.cli.child import Child
 from headrace.cli.fetching import fetch_model, require_pool
 from headrace.cli.network import require_free_port
-from headrace.cli.options import refuse_with_colocated
+from headrace.cli.options import cpus_of, refuse_with_colocated
 from headrace.cli.readiness import wait_until_ready
 from headrace.cli.run_directory import CONTROL_SOCKET, private_directory
 from headrace.cli.supervisor import Supervisor
 from headrace.kvcache.layout import KVDtype
+from headrace.model.options import KernelChoice
 from headrace.protocol.control import Role
 from headrace.roles.options import InstanceOptions, Transfer
 
@@ -43,9 +44,13 @@ class ServeOptions:
     page_size: int
     chunk_tokens: int
     max_running: int
+    tpot_ms: float | None
+    max_stall_ms: float | None
     kv_memory_bytes: int
     max_model_len: int | None
+    kernels: KernelChoice
     threads: int
+    cpus: tuple[int, ...]  # of all instances' threads, in their order; none: wherever the system puts them
     max_queued: int
     deadline_s: float
     log_level: str
@@ -57,6 +62,7 @@ def serve(options: ServeOptions) -> bool:
         refuse_with_colocated(
             {"prefillers": options.prefillers, "transfer": options.transfer, "verify_kv": options.verify_kv}
         )
+    cpus_of(options.cpus, num_threads=options.threads, num_instances=len(instances_of(options)))
     port = require_free_port(options.host, options.port)
     model_dir = fetch_model(options.model)
     require_pool(_sized(options, model_dir))
@@ -101,9 +107,10 @@ def plan_children(options: ServeOptions, *, port: int, model_dir: Path, director
         *model,
         restarts=False,
     )
+    shared = ("--gateway", control, *model, *_sizes(options))
     instances = [
-        _child(name, *_role_arguments(role, options), "--name", name, "--gateway", control, *model, *_sizes(options))
-        for role, name in instances_of(options)
+        _child(name, *_role_arguments(role, options), "--name", name, *shared, *_cpus(options, index))
+        for index, (role, name) in enumerate(instances_of(options))
     ]
     return (gateway, *instances)
 
@@ -123,9 +130,17 @@ def _role_arguments(role: Role, options: ServeOptions) -> Sequence[str]:
         case "prefiller":
             return ("prefiller", "--transfer", options.transfer or "layers")
         case "decoder":
-            return ("decoder", "--no-verify-kv" if options.verify_kv is False else "--verify-kv")
+            verify_kv = "--no-verify-kv" if options.verify_kv is False else "--verify-kv"
+            return ("decoder", verify_kv, *_budgets(options))
         case "colocated":
-            return ("decoder", "--colocated")
+            return ("decoder", "--colocated", *_budgets(options))
+
+
+def _budgets(options: ServeOptions) -> Iterator[str]:
+    """Of those that decode."""
+    for name, bound_ms in (("--tpot-ms", options.tpot_ms), ("--max-stall-ms", options.max_stall_ms)):
+        if bound_ms is not None:
+            yield from (name, repr(bound_ms))
 
 
 def _sizes(options: ServeOptions) -> Sequence[str]:
@@ -134,8 +149,15 @@ def _sizes(options: ServeOptions) -> Sequence[str]:
         *("--dtype", options.dtype, "--page-size", str(options.page_size)),
         *("--chunk-tokens", str(options.chunk_tokens), "--max-running", str(options.max_running)),
         *("--kv-memory", str(options.kv_memory_bytes), "--threads", str(options.threads)),
+        *("--kernels", options.kernels),
         *longest,
     )
+
+
+def _cpus(options: ServeOptions, index: int) -> Sequence[str]:
+    """Of the threads of one instance."""
+    cpus = options.cpus[index * options.threads : (index + 1) * options.threads]
+    return ("--cpus", ",".join(map(str, cpus))) if cpus else ()
 
 
 def _child(name: str, *arguments: str, restarts: bool = True) -> Child:

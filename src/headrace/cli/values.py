@@ -5,11 +5,15 @@ Typer also passes defaults through a parser, so each takes what it returns.
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 
 from typer import BadParameter
 
 from headrace.protocol.messages import MAX_NAME, MOST_REMAINING_S
+
+MOST_MS = 600_000
+MOST_CPU = 1023  # of what sched_setaffinity takes without ado
 
 UNITS = {
     **{unit: 1000**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB"))},
@@ -17,6 +21,7 @@ UNITS = {
 }
 _UNIT_OF = {unit.lower(): factor for unit, factor in UNITS.items()}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)")
+_CPUS = re.compile(r"([0-9]{1,4})(?: ?- ?([0-9]{1,4}))?")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -78,3 +83,37 @@ def plain_name(value: object) -> str:
     if not 0 < len(text) <= MAX_NAME or not text.isprintable() or " " in text:
         raise BadParameter(f"must be 1 to {MAX_NAME} visible characters without spaces, is {text!r}")
     return text
+
+
+def milliseconds(value: object) -> float:
+    """Above 0, and at most ten minutes."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= MOST_MS:
+        raise BadParameter(f"must be a number of milliseconds, at most {MOST_MS:,}, is {str(value)!r}")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class CpuNumbers:
+    """Not a plain tuple, which typer would take for an option of several words."""
+
+    numbers: tuple[int, ...]
+
+
+def cpu_list(value: object) -> CpuNumbers:
+    """`0,2-5`, as taskset writes it: CPU numbers in the order given, none twice."""
+    if isinstance(value, CpuNumbers):
+        return value
+    cpus: list[int] = []
+    for part in str(value).split(","):
+        match = _CPUS.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last > MOST_CPU:
+            raise BadParameter(f"must be CPU numbers such as 0,2-5, is {str(value)!r}")
+        cpus += range(first, last + 1)
+    if len(set(cpus)) < len(cpus):
+        raise BadParameter(f"must name each CPU once, is {str(value)!r}")
+    return CpuNumbers(tuple(cpus))

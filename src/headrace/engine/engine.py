@@ -26,9 +26,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.engine.cost import StepSize
 from headrace.engine.entries import HOLDING, Entry, State
 from headrace.engine.growth import OutputLengths
 from headrace.engine.holdings import Holdings
+from headrace.engine.measured_cost import MeasuredCost
 from headrace.engine.requests import (
     Admission,
     DoneReason,
@@ -39,7 +41,7 @@ from headrace.engine.requests import (
     FirstStep,
     NewToken,
 )
-from headrace.engine.schedule import StepPlan, next_to_enter, schedule
+from headrace.engine.schedule import LatencyBudget, StepPlan, next_to_enter, schedule
 from headrace.engine.step import Step
 from headrace.engine.table import RequestTable
 from headrace.errors import InputError
@@ -50,13 +52,25 @@ from headrace.kvcache.pages import PagePool
 class _Running:
     step: Step
     entries: tuple[Entry, ...]  # of its rows
+    size: StepSize
+    bound_s: float | None  # that it was planned with
 
 
 class Engine:
-    """`salt` keys the prefix hashes: the same that a messenger on this pool uses, the model's fingerprint."""
+    """`salt` keys the prefix hashes: the same that a messenger on this pool uses, the model's fingerprint. `costs` may
+    have been told of steps before; from now on it is told of each step that is committed."""
 
-    def __init__(self, *, pages: PagePool, options: EngineOptions, salt: bytes, vocab_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        pages: PagePool,
+        options: EngineOptions,
+        salt: bytes,
+        vocab_size: int,
+        costs: MeasuredCost | None = None,
+    ) -> None:
         self._options = options
+        self._costs = MeasuredCost() if costs is None else costs
         self._vocab_size = vocab_size
         self._lengths = OutputLengths()
         self._holdings = Holdings(pages, page_size=options.page_size, salt=salt, lengths=self._lengths)
@@ -158,7 +172,8 @@ class Engine:
         """Plan the next step and take its pages; None when nothing can run. At most one step runs at a time."""
         assert self._running is None, f"step {self._counts['steps']} is running"
         self._restart_waiting()
-        plan = schedule(self._table.snapshot(), chunk_tokens=self._options.chunk_tokens)
+        budget = self._budget()
+        plan = schedule(self._table.snapshot(), chunk_tokens=self._options.chunk_tokens, budget=budget)
         if plan is None:
             return None
         self._move_pages(plan)
@@ -169,7 +184,8 @@ class Engine:
         self._counts["steps"] += 1
         rows = tuple(entry.row(begin, end) for entry, begin, end in spans)
         step = Step(number=self._counts["steps"], began_at=now, rows=rows)
-        self._running = _Running(step, tuple(entry for entry, _, _ in spans))
+        bound_s = budget.step_s if budget is not None and plan.rows else None
+        self._running = _Running(step, tuple(entry for entry, _, _ in spans), plan.size, bound_s)
         for entry in self._running.entries:
             entry.in_step = True
         return step
@@ -178,7 +194,9 @@ class Engine:
         """The step's KV is in its pages; `tokens` are those of its rows that draw one."""
         assert len(tokens) == step.num_draws, f"{len(tokens)} tokens for {step.num_draws} draws"
         drawn = iter(tokens)
-        for entry, row in zip(self._end_step(step), step.rows, strict=True):
+        ended = self._end_step(step)
+        self._costs.observe(ended.size, now - step.began_at, ended.bound_s)
+        for entry, row in zip(ended.entries, step.rows, strict=True):
             token = next(drawn) if row.draw is not None else None
             if entry.state is State.ENDED:
                 self._leave(entry)
@@ -191,7 +209,7 @@ class Engine:
 
     def fail_step(self, step: Step, text: str) -> None:
         """The step raised: every request in it ends, the others go on."""
-        for entry in self._end_step(step):
+        for entry in self._end_step(step).entries:
             if entry.state is State.ENDED:
                 self._leave(entry)
             else:
@@ -201,12 +219,21 @@ class Engine:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def _end_step(self, step: Step) -> tuple[Entry, ...]:
+    def _end_step(self, step: Step) -> _Running:
         assert self._running is not None and self._running.step is step, f"step {step.number} is not running"
-        entries, self._running = self._running.entries, None
-        for entry in entries:
+        ended, self._running = self._running, None
+        for entry in ended.entries:
             entry.in_step = False
-        return entries
+        return ended
+
+    def _budget(self) -> LatencyBudget | None:
+        """None where there is none, or nothing is known of what steps cost."""
+        options, cost = self._options, self._costs.cost
+        if cost is None or (options.tpot_s is None and options.max_stall_s is None):
+            return None
+        return LatencyBudget(
+            cost=cost, tpot_s=options.tpot_s, max_stall_s=options.max_stall_s, margin=self._costs.margin
+        )
 
     # ---- carrying out ------------------------------------------------------------------------------------------
 
@@ -214,7 +241,8 @@ class Engine:
         first = self._table.first_waiting()
         if first is not None and first.rank < entry.rank:
             return False
-        if next_to_enter(self._table.snapshot(entry), max_running=self._options.max_running) is None:
+        snapshot = self._table.snapshot(entry)
+        if next_to_enter(snapshot, max_running=self._options.max_running, budget=self._budget()) is None:
             return False
         self._holdings.reserve(entry)
         entry.state = State.ADMITTED
@@ -306,6 +334,11 @@ class Engine:
     def num_running(self) -> int:
         """Requests that hold pages."""
         return self._table.num(*HOLDING)
+
+    @property
+    def costs(self) -> MeasuredCost:
+        """What its steps cost."""
+        return self._costs
 
     def statistics(self) -> EngineStatistics:
         to_compute = self._table.of(State.PREFILLING, State.WAITING)

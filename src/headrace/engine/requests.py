@@ -105,20 +105,30 @@ EngineOutput = NewToken | RequestDone | FirstStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """`chunk_tokens`: prompt tokens computed in one step beside the decode rows. `max_running`: requests that hold
-    pages at once. `sample_from_prefill`: the last prompt token is part of the last chunk and its row is sampled from
-    (colocated); else it is the first decode query, as after a transfer."""
+    """`chunk_tokens`: prompt tokens computed in one step beside the decode rows, at most. `max_running`: requests that
+    hold pages at once. `sample_from_prefill`: the last prompt token is part of the last chunk and its row is sampled
+    from (colocated); else it is the first decode query, as after a transfer. None of both means no budget:
+
+    tpot_s         a step that decodes is to take so long at most: who would make it longer does not enter
+    max_stall_s    the same of a step that decodes and prefills: chunks are cut, who enters is not asked
+    """
 
     page_size: int
     chunk_tokens: int = 256
     max_running: int = 32
     max_model_len: int
     sample_from_prefill: bool = False
+    tpot_s: float | None = None
+    max_stall_s: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("page_size", "chunk_tokens", "max_running", "max_model_len"):
             if getattr(self, field) < 1:
                 raise InputError(field, f"must be at least 1, is {getattr(self, field)}")
+        for field in ("tpot_s", "max_stall_s"):
+            bound = getattr(self, field)
+            if bound is not None and not bound > 0:
+                raise InputError(field, f"must be above 0, or None for no bound, is {bound}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

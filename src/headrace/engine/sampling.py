@@ -10,7 +10,8 @@ the new token takes in the sequence, the prompt's first token being 0.
 
 The filters, in this order, see the temperature-scaled distribution: the `top_k` most probable tokens, and of these the
 fewest most probable ones whose mass, among them, reaches `top_p`. Of equally probable ones the lower id stays. Noise
-and filters compute in float64, and on the CPU: 49,152 logits take about half a millisecond.
+and filters compute in float64, and on the CPU. Without filters most of the time goes into the random bits, 5 ns for
+each token: logarithms are taken of the few alone that may win (`_contenders`).
 """
 
 import numpy as np
@@ -22,10 +23,19 @@ from headrace.errors import InputError
 Logits = NDArray[np.float32]
 _Scaled = NDArray[np.float64]
 _Ids = NDArray[np.int64]
+_Bits = NDArray[np.uint64]
 
 _ONE = np.float64(1).view(np.uint64)
 _FIRST_CANDIDATES = 256
 """Most probable tokens that top_p sorts at first; eight times as many each time their mass does not suffice."""
+
+_NEAR = 9.0
+"""Below the highest logit / T. The noise is -3.604 at least, so a token further down wins only with more than 5.396."""
+_RARE = np.uint64((1 - np.exp(-5.39)) * 2.0**64)
+"""Random bits below it make less noise than 5.39: all but one in 220. (It is exp(-exp(-5.39)), and 1 - x < exp(-x).)"""
+_BLOCK = 8192
+"""Tokens whose random bits are made at a time: half a MB for all would come from memory and go there, beside a model
+that leaves nothing in the caches."""
 
 
 def sample(logits: Logits, params: SamplingParams, position: int) -> int:
@@ -35,6 +45,8 @@ def sample(logits: Logits, params: SamplingParams, position: int) -> int:
         token = int(logits.argmax())
         _require_number(float(logits[token]))
         return token
+    if params.top_k == 0 and params.top_p == 1:
+        return _draw_unfiltered(logits, params, position)
     ids, scores = _perturbed(logits, params, position)
     return int(ids[scores.argmax()])
 
@@ -61,42 +73,80 @@ def surviving(logits: Logits, params: SamplingParams) -> NDArray[np.int64]:
     return _survivors(_scale(logits, params.temperature), params)
 
 
+def _draw_unfiltered(logits: Logits, params: SamplingParams, position: int) -> int:
+    """The same as of all that are `_perturbed`, in half of the time."""
+    highest = logits.max()
+    _require_number(float(highest))
+    ids, bits = _contenders(logits, float(highest) - _NEAR * params.temperature, _random(params, position))
+    scores = _gumbel(bits)
+    scores += _below_highest(logits[ids], highest, params.temperature)
+    return int(ids[scores.argmax()])
+
+
+def _contenders(logits: Logits, near: float, random: np.random.Philox) -> tuple[_Ids, _Bits]:
+    """Those above `near` or with rare noise, ascending, and their random bits: the highest of logits / T + Gumbel is
+    among them."""
+    edge = np.nextafter(np.float32(near), np.float32(-np.inf))  # below it, however it is rounded
+    ids, kept = [], []
+    for begin in range(0, len(logits), _BLOCK):
+        block = logits[begin : begin + _BLOCK]
+        bits = random.random_raw(len(block))
+        contends = bits >= _RARE
+        contends |= block > edge
+        places = np.flatnonzero(contends)
+        kept.append(bits[places])
+        places += begin
+        ids.append(places)
+    return np.concatenate(ids), np.concatenate(kept)
+
+
 def _perturbed(logits: Logits, params: SamplingParams, position: int) -> tuple[_Ids, _Scaled]:
     """The ids that the filters leave, ascending, and their logits / T + Gumbel, the highest logit being 0."""
     scaled = _scale(logits, params.temperature)
-    noise = _uniform(len(scaled), params, position)
+    bits = _random(params, position).random_raw(len(scaled))
     ids = _survivors(scaled, params)
     if len(ids) < len(scaled):
-        scaled, noise = scaled[ids], noise[ids]
-    for _ in range(2):  # Gumbel = -log(-log(uniform)), in place
-        np.log(noise, out=noise)
-        np.negative(noise, out=noise)
-    noise += scaled
-    return ids, noise
+        scaled, bits = scaled[ids], bits[ids]
+    scores = _gumbel(bits)
+    scores += scaled
+    return ids, scores
 
 
 def _scale(logits: Logits, temperature: float) -> _Scaled:
-    """`logits` / T with the highest at 0: a tiny temperature overflows to -inf, never to two infinite winners."""
+    """`logits` / T with the highest at 0."""
+    highest = logits.max()
+    _require_number(float(highest))
+    return _below_highest(logits, highest, temperature)
+
+
+def _below_highest(logits: Logits, highest: np.float32, temperature: float) -> _Scaled:
+    """(logits - highest) / T: a tiny temperature overflows to -inf, never to two infinite winners."""
     scaled = logits.astype(np.float64)
-    highest = float(scaled.max())
-    _require_number(highest)
-    scaled -= highest
+    scaled -= float(highest)
     with np.errstate(over="ignore"):
         scaled /= temperature
     return scaled
 
 
-def _uniform(num: int, params: SamplingParams, position: int) -> _Scaled:
-    """Of each token id, uniform in (0, 1): 52 bits and a half, so that neither 0 nor 1 comes and the Gumbel noise made
-    of it is finite (-3.6 to 36.7). Philox (Salmon et al., 2011), its counter beginning at a place of its own for each
-    position."""
-    bits = np.random.Philox(key=params.seed + (params.choice << 64), counter=position << 64).random_raw(num)
+def _random(params: SamplingParams, position: int) -> np.random.Philox:
+    """64 bits for each token id, in order. Philox (Salmon et al., 2011), its counter beginning at a place of its own
+    for each position."""
+    return np.random.Philox(key=params.seed + (params.choice << 64), counter=position << 64)
+
+
+def _gumbel(bits: _Bits) -> _Scaled:
+    """-log(-log(uniform)), in the place of the bits.
+
+    Uniform in (0, 1): 52 bits and a half, so that neither 0 nor 1 comes and the noise is finite (-3.6 to 36.7)."""
     # As mantissas of numbers in [1, 2), a fourth of the time of a conversion; the subtraction is exact.
     bits >>= np.uint64(12)
     bits |= _ONE
-    uniform = bits.view(np.float64)
-    uniform -= 1 - 2.0**-53
-    return uniform
+    noise = bits.view(np.float64)
+    noise -= 1 - 2.0**-53
+    for _ in range(2):
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
+    return noise
 
 
 def _survivors(scaled: _Scaled, params: SamplingParams) -> _Ids:

@@ -11,18 +11,28 @@ So the oldest decoding request can take the page of any other and loses none of 
 after it the next one is the oldest. Only a decoding request gives way. One whose KV is being fetched is not in
 `decoding`, and its pages are not ours to take; one that prefills has all the pages that it needs to become decoding.
 
+A LatencyBudget bounds two things: who enters, so that a decode step of all that run keeps the TPOT budget, and how many
+prompt tokens are computed in a step that also decodes. It takes nothing from those who decode already, and prompts
+always get further.
+
 Keys are whatever the caller names its requests by.
 """
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, TypeVar
 
+from headrace.engine.cost import CHUNK_MULTIPLE, StepCost, StepSize
 from headrace.engine.requests import TIERS, Tier
 
 Key = TypeVar("Key", bound=Hashable)
+
+MIN_CHUNK = CHUNK_MULTIPLE
+"""Tokens, at most, that are computed beside decode rows whatever the budget: a prompt that stands still is worse than
+a bound that is missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +63,23 @@ class Prefilling(Generic[Key]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entering(Generic[Key]):
     """Holds no pages, and needs this many of those that are free or cached: for all its known tokens and growth,
-    less the pages of its prefix that others hold."""
+    less the pages of its prefix that others hold. `num_keys` are its known tokens, which its first decode row reads."""
 
     key: Key
     num_pages: int
+    num_keys: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot(Generic[Key]):
     """`other_tables` are the page tables of everybody who holds pages and is not decoding; a page may be in several
-    tables. `first_in_line` is the first by `rank` of those that wait for pages: nobody overtakes, or large ones would
-    starve."""
+    tables. `other_keys` is what they all together will read when they decode. `first_in_line` is the first by `rank` of
+    those that wait for pages: nobody overtakes, or large ones would starve."""
 
     decoding: Sequence[Decoding[Key]]
     prefilling: Sequence[Prefilling[Key]]
     other_tables: Sequence[Sequence[int]]
+    other_keys: int
     first_in_line: Entering[Key] | None
     num_available: int  # pages that are free or cached
     page_size: int
@@ -83,6 +95,22 @@ class Snapshot(Generic[Key]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyBudget:
+    """What a step that decodes is to take at most, as `cost` predicts it; None: there is no such bound. `margin`: how
+    many times its prediction a step may well take."""
+
+    cost: StepCost
+    tpot_s: float | None
+    max_stall_s: float | None
+    margin: float = 1.0
+
+    @property
+    def step_s(self) -> float | None:
+        """Of a step with decode rows, whatever else is in it: both bounds are kept."""
+        return min((bound for bound in (self.tpot_s, self.max_stall_s) if bound is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk(Generic[Key]):
     """Positions [begin, end) of one prompt, computed in one step."""
 
@@ -94,12 +122,14 @@ class Chunk(Generic[Key]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan(Generic[Key]):
     """Carried out in this order: `preempt` give all their pages back, `grow` get one page each, then `rows` (one token
-    each) and `chunks` are computed. Those that grow are among the rows, those that are preempted are not."""
+    each) and `chunks` are computed. Those that grow are among the rows, those that are preempted are not. `size` is of
+    rows and chunks together."""
 
     preempt: tuple[Key, ...]
     grow: tuple[Key, ...]
     rows: tuple[Key, ...]
     chunks: tuple[Chunk[Key], ...]
+    size: StepSize
 
 
 def rank(tier: Tier, order: int) -> tuple[int, int]:
@@ -107,26 +137,37 @@ def rank(tier: Tier, order: int) -> tuple[int, int]:
     return TIERS.index(tier), order
 
 
-def next_to_enter(snapshot: Snapshot[Key], *, max_running: int) -> Key | None:
-    """The first in line, when its pages are there beside those that the decode rows of the next step need. Each one
-    that enters changes what is left for the next: take a new snapshot and ask again."""
+def next_to_enter(snapshot: Snapshot[Key], *, max_running: int, budget: LatencyBudget | None = None) -> Key | None:
+    """The first in line, when its pages are there beside those that the decode rows of the next step need, and all that
+    run then decode within the TPOT budget; one runs in any case. Each one that enters changes what is left for the
+    next: take a new snapshot and ask again."""
     first = snapshot.first_in_line
     if first is None or snapshot.num_running >= max_running:
         return None
     if first.num_pages > snapshot.num_available - snapshot.num_growing:
         return None
+    if budget is not None and not _decodes_in_time(snapshot, first, budget):
+        return None
     return first.key
 
 
-def schedule(snapshot: Snapshot[Key], *, chunk_tokens: int) -> StepPlan[Key] | None:
+def schedule(
+    snapshot: Snapshot[Key], *, chunk_tokens: int, budget: LatencyBudget | None = None
+) -> StepPlan[Key] | None:
     """The next step; None when nothing can run. Every decoding request has a row, but for those that are preempted
-    and for an oldest one that needs a page while others, who cannot give way, have them all: it waits."""
+    and for an oldest one that needs a page while others, who cannot give way, have them all: it waits. Beside rows,
+    chunks are cut so that the step keeps the budget, or to MIN_CHUNK; without rows nobody waits for it."""
     given = _give_pages(snapshot)
+    size = _size_of_rows(snapshot, given.rows)
+    if given.rows and budget is not None:
+        chunk_tokens = _affordable_tokens(snapshot.prefilling, chunk_tokens, size, budget)
+    chunks = plan_chunks(snapshot.prefilling, chunk_tokens)
     plan = StepPlan(
         preempt=tuple(given.preempt),
         grow=tuple(given.grow),
         rows=tuple(given.rows),
-        chunks=tuple(plan_chunks(snapshot.prefilling, chunk_tokens)),
+        chunks=tuple(chunks),
+        size=_size_beside(size, chunks),
     )
     return plan if plan.preempt or plan.rows or plan.chunks else None
 
@@ -141,6 +182,50 @@ def plan_chunks(prefilling: Iterable[Prefilling[Key]], chunk_tokens: int) -> lis
             chunks.append(Chunk(key=request.key, begin=request.computed, end=request.computed + num_tokens))
         left -= num_tokens
     return chunks
+
+
+# ---- what it costs ---------------------------------------------------------------------------------------------
+
+
+def _affordable_tokens(
+    prefilling: Sequence[Prefilling[Key]], chunk_tokens: int, rows: StepSize, budget: LatencyBudget
+) -> int:
+    """The most prompt tokens, up to `chunk_tokens`, with which a step of these rows keeps the budget, or MIN_CHUNK."""
+    if budget.step_s is None or not prefilling:
+        return chunk_tokens
+    bound_s = budget.step_s / budget.margin
+
+    def seconds(num_tokens: int) -> float:
+        return budget.cost.predict(_size_beside(rows, plan_chunks(prefilling, num_tokens)))
+
+    if seconds(chunk_tokens) <= bound_s:
+        return chunk_tokens
+    num_fitting = bisect_right(range(CHUNK_MULTIPLE, chunk_tokens + 1, CHUNK_MULTIPLE), bound_s, key=seconds)
+    return min(chunk_tokens, max(MIN_CHUNK, num_fitting * CHUNK_MULTIPLE))
+
+
+def _decodes_in_time(snapshot: Snapshot[Key], entering: Entering[Key], budget: LatencyBudget) -> bool:
+    """A decode step of all that hold pages, once they have come to that, with the one that enters. Alone it may."""
+    if budget.tpot_s is None or not snapshot.num_running:
+        return True
+    keys = sum(request.kv_len + 1 for request in snapshot.decoding) + snapshot.other_keys
+    size = StepSize(rows=snapshot.num_running, keys=keys).with_row(entering.num_keys)
+    return budget.cost.predict(size) <= budget.tpot_s
+
+
+def _size_of_rows(snapshot: Snapshot[Key], rows: Iterable[Key]) -> StepSize:
+    kv_lens = {request.key: request.kv_len for request in snapshot.decoding}
+    num_keys = [kv_lens[key] + 1 for key in rows]
+    return StepSize(rows=len(num_keys), keys=sum(num_keys))
+
+
+def _size_beside(size: StepSize, chunks: Iterable[Chunk[Key]]) -> StepSize:
+    for chunk in chunks:
+        size = size.with_chunk(chunk.begin, chunk.end)
+    return size
+
+
+# ---- who gets pages --------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -60,17 +60,20 @@ class RequestTable:
 
     def snapshot(self, first_in_line: Entry | None = None) -> Snapshot[Entry]:
         samples = self._options.sample_from_prefill
+        others = [entry for entry in self.of(*HOLDING) if entry.state is not State.DECODING]
         return Snapshot(
             decoding=[entry.as_decoding() for entry in self.of(State.DECODING)],
             prefilling=[entry.as_prefilling(samples=samples) for entry in self.of(State.PREFILLING)],
-            other_tables=[self._holdings.own_pages(e) for e in self.of(*HOLDING) if e.state is not State.DECODING],
+            other_tables=[self._holdings.own_pages(entry) for entry in others],
+            other_keys=sum(len(entry.token_ids) for entry in others),
             first_in_line=None if first_in_line is None else self._entering(first_in_line),
             num_available=self._holdings.num_available,
             page_size=self._options.page_size,
         )
 
     def _entering(self, entry: Entry) -> Entering[Entry]:
-        return Entering(key=entry, num_pages=self._holdings.num_missing(entry, self._own_pages()))
+        num_pages = self._holdings.num_missing(entry, self._own_pages())
+        return Entering(key=entry, num_pages=num_pages, num_keys=len(entry.token_ids))
 
     # ---- state shows itself ------------------------------------------------------------------------------------
 

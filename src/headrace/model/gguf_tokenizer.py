@@ -1,20 +1,20 @@
 """From a GGUF file's token list to the tokenizer's files of a Hugging Face directory, chat template included.
 
-Owns what the file leaves to its readers: under `tokenizer.ggml.pre = smollm` a text is first cut around every single
-digit, then as GPT-2 cuts it, then taken byte by byte. Without the first cut ASCII digits come out alike, since no token
-holds two of them, but ` ²` or `٣٤` become tokens that the model was never trained on. Knows neither weights nor where
-the file came from.
+Owns what those files are, and the tokenizers that work byte by byte, with what the file leaves to its readers: under
+`tokenizer.ggml.pre = smollm` a text is first cut around every single digit, then as GPT-2 cuts it, then taken byte by
+byte. Without the first cut ASCII digits come out alike, since no token holds two of them, but ` ²` or `٣٤` become
+tokens that the model was never trained on. Knows neither weights nor where the file came from.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.errors import InputError
+from headrace.model.gguf_family import Fields
 
 NAMED_TOKENS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
@@ -22,27 +22,38 @@ NAMED_TOKENS = {
     "pad_token": "tokenizer.ggml.padding_token_id",
     "unk_token": "tokenizer.ggml.unknown_token_id",
 }
+CHAT_TEMPLATE = "tokenizer.chat_template"
 
 
-def write_tokenizer(fields: Mapping[str, Any], directory: Path) -> None:
+def write_tokenizer(fields: Fields, directory: Path) -> None:
     """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja. Raises InputError, naming the field."""
-    needed = ("tokens", "token_type", "merges", *(name.rpartition(".")[2] for name in NAMED_TOKENS.values()))
-    for name in (*(f"tokenizer.ggml.{name}" for name in needed), "tokenizer.chat_template", "llama.context_length"):
+    lists = [f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges")]
+    context_length = "llama.context_length"
+    require_fields(fields, (*lists, *NAMED_TOKENS.values(), CHAT_TEMPLATE, context_length))
+    tokenizer = build_tokenizer(*(fields[name] for name in lists))
+    write_files(tokenizer, fields, directory, max_length=int(fields[context_length]))
+
+
+def require_fields(fields: Fields, names: Iterable[str]) -> None:
+    for name in names:
         if name not in fields:
             raise InputError(name, "must be in the file, is not")
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    build_tokenizer(tokens, fields["tokenizer.ggml.token_type"], fields["tokenizer.ggml.merges"]).save(
-        str(directory / "tokenizer.json")
-    )
+
+
+def write_files(tokenizer: Tokenizer, fields: Fields, directory: Path, *, max_length: int) -> None:
+    """The tokenizer, what its named tokens are, and the chat template if the file has one."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    tokens = fields["tokenizer.ggml.tokens"]
     config = {
         # The class that takes tokenizer.json as it stands, whatever model it is of.
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{name: tokens[int(fields[theirs])] for name, theirs in NAMED_TOKENS.items()},
-        "model_max_length": int(fields["llama.context_length"]),
+        "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (directory / "chat_template.jinja").write_text(fields["tokenizer.chat_template"], encoding="utf-8")
+    if CHAT_TEMPLATE in fields:
+        (directory / "chat_template.jinja").write_text(fields[CHAT_TEMPLATE], encoding="utf-8")
 
 
 def build_tokenizer(tokens: list[str], types: list[int], merges: list[str]) -> Tokenizer:

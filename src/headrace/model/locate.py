@@ -1,4 +1,4 @@
-"""What `--model` names: a directory, the built-in model, or a model of the hub. Knows no tensors.
+"""What `--model` names: a directory, a built-in model, or a model of the hub. Knows no tensors.
 
 Runs in the command-line process, before anything else starts, so that a wrong name costs no waiting. Finding out what a
 name is takes no network; only a hub id that the local cache does not hold whole does.
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.errors import InputError
-from headrace.model.builtin import BUILTIN_NAME, ensure_builtin, is_builtin
+from headrace.model.builtin import BUILTINS, builtin_named, ensure_builtin
 from headrace.model.checkpoint import read_shape
 from headrace.model.progress import Progress
 
@@ -23,10 +23,11 @@ INDEX = "model.safetensors.index.json"
 def locate_model(name: str, progress: Progress) -> Path:
     """The absolute path of a directory with weights, tokenizer and a configuration that we know how to compute.
 
-    The built-in name is reserved: a directory called so is meant by a path with a slash. An existing directory goes
+    Built-in names are reserved: a directory called so is meant by a path with a slash. An existing directory goes
     before a hub id. Raises InputError, in one line: field `model`, or the field of config.json that is not known."""
-    if is_builtin(name):
-        return ensure_builtin(progress)
+    model = builtin_named(name)
+    if model is not None:
+        return ensure_builtin(progress, model=model)
     try:
         path = existing_path(name)
         if path is not None:
@@ -36,14 +37,16 @@ def locate_model(name: str, progress: Progress) -> Path:
     if HUB_ID.fullmatch(name):
         return from_hub(name, progress)
     raise InputError(
-        "model", f"must be an existing directory, a hub id (org/name) or {BUILTIN_NAME!r}, {name!r} is none of them"
+        "model",
+        f"must be an existing directory, a hub id (org/name), {' or '.join(BUILTINS)}, {name!r} is none of them",
     )
 
 
 def served_name(name: str) -> str:
-    """What clients call the model: the built-in name, the directory's own name, or the hub id."""
-    if is_builtin(name):
-        return BUILTIN_NAME
+    """What clients call the model: its built-in name, the directory's own name, or the hub id."""
+    model = builtin_named(name)
+    if model is not None:
+        return model.name
     path = existing_path(name)
     return name if path is None else path.resolve().name
 

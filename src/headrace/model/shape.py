@@ -4,28 +4,22 @@ Owns the list of families that are known: an unknown architecture is refused by 
 would change what is computed in a way that we do not compute. Reads no file: `checkpoint` does.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype, KVLayout
+from headrace.model.config_fields import Config, count, flag, positive, require_known, rope_theta, said, token_ids
 
-ARCHITECTURES = ("LlamaForCausalLM",)
 
-LLAMA_ROPE_THETA = 10_000.0
-"""What the first two generations of Llama were trained with; their configurations do not say it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAttention:
+    """The layers whose tokens see the last `window` tokens only, their own included; they turn by another base."""
 
-_ONLY_KNOWN: Mapping[str, tuple[object, ...]] = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "partial_rotary_factor": (1,),
-    "sliding_window": (),
-    "quantization_config": (),
-}
-"""Fields that may be absent or null, or have one of these values; any other would make another model."""
+    layers: tuple[int, ...]
+    window: int
+    rope_theta: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +36,8 @@ class ModelShape:
     vocab_size: int
     rope_theta: float
     rms_norm_eps: float
+    attention_scale: float  # of products of queries and keys
+    local_attention: LocalAttention | None = None  # None: every layer sees everything
     max_model_len: int
     tie_word_embeddings: bool
     bos_token_id: int | None
@@ -51,28 +47,31 @@ class ModelShape:
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
         """Of a Hugging Face config.json. Raises InputError, naming its field, for whatever is wrong or not known."""
         architecture = _architecture(config)
-        for field, known in _ONLY_KNOWN.items():
-            if config.get(field) is not None and config[field] not in known:
-                right = " or ".join(["absent", *(f"{value!r}" for value in known)])
-                raise InputError(field, f"must be {right} in config.json, the only that is known, is {config[field]!r}")
-        hidden_size, num_heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-        vocab_size = _count(config, "vocab_size")
-        bos_token_ids = _token_ids(config, "bos_token_id", vocab_size)
+        family = _FAMILIES[architecture]
+        config = {**family.defaults, **{field: value for field, value in config.items() if value is not None}}
+        require_known(config, family.known_values)
+        hidden_size, num_heads = count(config, "hidden_size"), count(config, "num_attention_heads")
+        num_layers, vocab_size = count(config, "num_hidden_layers"), count(config, "vocab_size")
+        head_dim = _head_dim(config, hidden_size, num_heads)
+        attention = family.attention(config, num_layers, head_dim)
+        bos_token_ids = token_ids(config, "bos_token_id", vocab_size)
         return cls(
             architecture=architecture,
-            num_layers=_count(config, "num_hidden_layers"),
+            num_layers=num_layers,
             hidden_size=hidden_size,
-            intermediate_size=_count(config, "intermediate_size"),
+            intermediate_size=count(config, "intermediate_size"),
             num_heads=num_heads,
             num_kv_heads=_num_kv_heads(config, num_heads),
-            head_dim=_head_dim(config, hidden_size, num_heads),
+            head_dim=head_dim,
             vocab_size=vocab_size,
-            rope_theta=_rope_theta(config),
-            rms_norm_eps=_positive(config, "rms_norm_eps"),
-            max_model_len=_count(config, "max_position_embeddings"),
-            tie_word_embeddings=_flag(config, "tie_word_embeddings"),
+            rope_theta=attention.rope_theta,
+            rms_norm_eps=positive(config, "rms_norm_eps"),
+            attention_scale=attention.scale,
+            local_attention=attention.local,
+            max_model_len=count(config, "max_position_embeddings"),
+            tie_word_embeddings=flag(config, "tie_word_embeddings"),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
-            eos_token_ids=_token_ids(config, "eos_token_id", vocab_size),
+            eos_token_ids=token_ids(config, "eos_token_id", vocab_size),
         )
 
     def kv_layout(self, page_size: int, dtype: KVDtype) -> KVLayout:
@@ -85,27 +84,27 @@ class ModelShape:
         )
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _architecture(config: Config) -> str:
     named = config.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or named[0] not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise InputError("architectures", f"must be a list of one in config.json, known are {known}; {_is(named)}")
+        raise InputError("architectures", f"must be a list of one in config.json, known are {known}; {said(named)}")
     return str(named[0])
 
 
-def _num_kv_heads(config: Mapping[str, Any], num_heads: int) -> int:
+def _num_kv_heads(config: Config, num_heads: int) -> int:
     field = "num_key_value_heads"
     if config.get(field) is None:
         return num_heads
-    num_kv_heads = _count(config, field)
+    num_kv_heads = count(config, field)
     if num_heads % num_kv_heads:
         raise InputError(field, f"must divide num_attention_heads ({num_heads}) in config.json, is {num_kv_heads}")
     return num_kv_heads
 
 
-def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:
+def _head_dim(config: Config, hidden_size: int, num_heads: int) -> int:
     if config.get("head_dim") is not None:
-        head_dim = _count(config, "head_dim")
+        head_dim = count(config, "head_dim")
     elif hidden_size % num_heads:
         raise InputError("head_dim", f"must be in config.json: {num_heads} heads do not divide {hidden_size}")
     else:
@@ -115,58 +114,99 @@ def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> in
     return head_dim
 
 
-def _rope_theta(config: Mapping[str, Any]) -> float:
-    """It stands at the top (old) or in rope_parameters (new), sometimes in both: then they must agree."""
-    found = {"rope_theta": _positive(config, "rope_theta")} if config.get("rope_theta") is not None else {}
-    for field in ("rope_parameters", "rope_scaling"):
-        rope = config.get(field)
-        if rope is None:
-            continue
-        if not isinstance(rope, Mapping):
-            raise InputError(field, f"must be an object in config.json, is {rope!r}")
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        surplus = set(rope) - {"rope_type", "type", "rope_theta"}
-        if kind != "default" or surplus:
-            raise InputError(field, f"must have rope_type 'default', the only one known, and no factors, is {rope!r}")
-        if rope.get("rope_theta") is not None:
-            found[f"{field}.rope_theta"] = _positive(rope, "rope_theta")
-    if len(set(found.values())) > 1:
-        said = ", ".join(f"{field} {theta:g}" for field, theta in found.items())
-        raise InputError("rope_theta", f"must be one number in config.json, is {said}")
-    return next(iter(found.values()), LLAMA_ROPE_THETA)
+# ---- families ----------------------------------------------------------------------------------------------------
 
 
-def _token_ids(config: Mapping[str, Any], field: str, vocab_size: int) -> tuple[int, ...]:
-    value = config.get(field)
-    if value is None:
-        return ()
-    ids = tuple(value) if isinstance(value, list) else (value,)
-    if not all(type(token_id) is int and 0 <= token_id < vocab_size for token_id in ids):
-        raise InputError(field, f"must be in 0..{vocab_size - 1} in config.json, or a list of such, is {value!r}")
-    return ids
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AttentionFields:
+    rope_theta: float
+    scale: float
+    local: LocalAttention | None
 
 
-def _count(config: Mapping[str, Any], field: str) -> int:
-    value = config.get(field)
-    if type(value) is not int or value < 1:
-        raise InputError(field, f"must be a whole number of at least 1 in config.json, {_is(value)}")
-    return value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """`defaults`: what fields mean that are absent or null; `known_values`: fields that have one of these values or
+    none, any other would make another model; `attention`: of configuration, number of layers and head_dim."""
+
+    defaults: Mapping[str, object]
+    known_values: Mapping[str, tuple[object, ...]]
+    attention: Callable[[Config, int, int], _AttentionFields]
 
 
-def _positive(config: Mapping[str, Any], field: str) -> float:
-    value = config.get(field)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InputError(field, f"must be a number above 0 in config.json, {_is(value)}")
-    return float(value)
+def _llama_attention(config: Config, num_layers: int, head_dim: int) -> _AttentionFields:
+    # The first two generations were trained with 10,000; their configurations do not say it.
+    ropes = {field: config.get(field) for field in ("rope_parameters", "rope_scaling")}  # new, old
+    theta = rope_theta(config, "rope_theta", ropes, 10_000.0)
+    return _AttentionFields(rope_theta=theta, scale=head_dim**-0.5, local=None)
 
 
-def _flag(config: Mapping[str, Any], field: str) -> bool:
-    """False where the configuration says nothing, as in the family's own definition."""
-    value = config.get(field)
-    if value is not None and type(value) is not bool:
-        raise InputError(field, f"must be true or false in config.json, is {value!r}")
-    return bool(value)
+def _gemma3_attention(config: Config, num_layers: int, head_dim: int) -> _AttentionFields:
+    ropes = config.get("rope_parameters", {})
+    if not isinstance(ropes, Mapping) or not set(ropes) <= {_FULL, _SLIDING}:
+        raise InputError("rope_parameters", f"must be an object of {_FULL} and {_SLIDING} in config.json, is {ropes!r}")
+    old, full, sliding = config.get("rope_scaling"), ropes.get(_FULL), ropes.get(_SLIDING)
+    everywhere = {f"rope_parameters.{_FULL}": full, "rope_scaling": old}
+    return _AttentionFields(
+        rope_theta=rope_theta(config, "rope_theta", everywhere, 1e6),
+        scale=positive(config, "query_pre_attn_scalar") ** -0.5,
+        local=_local_attention(config, num_layers, sliding),
+    )
 
 
-def _is(value: object) -> str:
-    return "is missing" if value is None else f"is {value!r}"
+def _local_attention(config: Config, num_layers: int, rope: object) -> LocalAttention | None:
+    layers = tuple(number for number, kind in enumerate(_layer_types(config, num_layers)) if kind == _SLIDING)
+    if not layers:
+        return None
+    theta = rope_theta(config, "rope_local_base_freq", {f"rope_parameters.{_SLIDING}": rope}, 1e4)
+    return LocalAttention(layers=layers, window=count(config, "sliding_window"), rope_theta=theta)
+
+
+def _layer_types(config: Config, num_layers: int) -> list[str]:
+    """In a list, or in the older form: every so many layers one sees everything."""
+    field = "layer_types"
+    kinds = config.get(field)
+    if kinds is None:
+        every = count(config, "sliding_window_pattern")
+        return [_SLIDING if number % every else _FULL for number in range(1, num_layers + 1)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (_FULL, _SLIDING) for kind in kinds):
+        right = f"{num_layers} (num_hidden_layers) of {_FULL} and {_SLIDING}"
+        raise InputError(field, f"must be a list of {right} in config.json, is {kinds!r}")
+    return kinds
+
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+_FAMILIES: Mapping[str, _Family] = {
+    "LlamaForCausalLM": _Family(
+        defaults={},
+        known_values={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "partial_rotary_factor": (1,),
+            "sliding_window": (),
+            "quantization_config": (),
+        },
+        attention=_llama_attention,
+    ),
+    "Gemma3ForCausalLM": _Family(
+        defaults={
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window_pattern": 6,
+            "tie_word_embeddings": True,
+        },
+        known_values={
+            "hidden_activation": ("gelu_pytorch_tanh",),
+            "attention_bias": (False,),
+            "use_bidirectional_attention": (False,),
+            "attn_logit_softcapping": (),
+            "final_logit_softcapping": (),
+            "quantization_config": (),
+        },
+        attention=_gemma3_attention,
+    ),
+}
+
+ARCHITECTURES = tuple(_FAMILIES)

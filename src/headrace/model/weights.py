@@ -15,8 +15,9 @@ from safetensors import safe_open
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype
 from headrace.model.checkpoint import StoredTensor, read_shape, stored_tensors
+from headrace.model.families import FAMILIES
 from headrace.model.interface import Model
-from headrace.model.llama import Llama, tensor_shapes
+from headrace.model.ops import Ops
 from headrace.model.torch_ops import TorchOps
 
 _STORED_DTYPES = ("BF16", "F16", "F32")
@@ -27,12 +28,14 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def load_model(directory: Path, *, dtype: KVDtype) -> Model:
-    """The directory's model, computing in `dtype`. Raises InputError, naming field or file and tensor."""
+def load_model(directory: Path, *, dtype: KVDtype, ops: Ops | None = None) -> Model:
+    """The directory's model, computing in `dtype` by `ops`, plain torch where there are none. Raises InputError,
+    naming field or file and tensor."""
     shape = read_shape(directory)
     stored = stored_tensors(directory)
-    _require_the_familys(directory, stored, tensor_shapes(shape), tied=shape.tie_word_embeddings)
-    ops = TorchOps(shape, dtype)
+    family = FAMILIES[shape.architecture]
+    _require_the_familys(directory, stored, family.tensor_shapes(shape), tied=shape.tie_word_embeddings)
+    ops = ops or TorchOps(shape, dtype)
     with ExitStack() as opened:
         files = {
             file: opened.enter_context(safe_open(file, "pt")) for file in {entry.file for entry in stored.values()}
@@ -45,7 +48,7 @@ def load_model(directory: Path, *, dtype: KVDtype) -> Model:
         if shape.tie_word_embeddings and _HEAD in stored and not torch.equal(tensor(_HEAD), tensor(_EMBEDDING)):
             said = f"must equal {_EMBEDDING}, as tie_word_embeddings says, or be absent; it differs"
             raise InputError("model", f"{stored[_HEAD].file}: {_HEAD} {said}")
-        return Llama(shape, tensor, ops)
+        return family.model(shape, tensor, ops)
 
 
 def _require_the_familys(

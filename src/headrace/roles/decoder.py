@@ -54,6 +54,7 @@ from headrace.protocol.control import (
     UsePrefiller,
 )
 from headrace.protocol.messages import MOST_REMAINING_S, clipped
+from headrace.roles.calibration import calibrate, has_budget
 from headrace.roles.instance import Instance, open_instance
 from headrace.roles.links import GatewayUuid, Links
 from headrace.roles.options import InstanceOptions
@@ -92,6 +93,8 @@ class Decoder:
                 max_running=options.max_running,
                 max_model_len=instance.max_model_len,
                 sample_from_prefill=self._is_colocated,
+                tpot_s=options.tpot_s,
+                max_stall_s=options.max_stall_s,
             ),
             salt=instance.salt,
             vocab_size=instance.shape.vocab_size,
@@ -120,6 +123,9 @@ class Decoder:
         else:
             self._instance.log_start(provider=self._remote.provider, address=self._remote.address)
         with self._exits:
+            # Before it announces itself: a budget is kept from the first request on.
+            if has_budget(self._instance.options):
+                await calibrate(self._instance, self._engine.costs)
             beside = [self._links.run()] if self._remote is None else [self._links.run(), self._remote.run()]
             await keep_turning(self._turn, self._work, beside=beside, leave=self._leave)
 

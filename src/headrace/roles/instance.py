@@ -6,11 +6,12 @@ description that it gives of itself.
 
 import asyncio
 import logging
+import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,9 +27,11 @@ from headrace.kvcache.pool import layer_views
 from headrace.kvcache.prefix import PrefixIndex
 from headrace.messenger.hello import Identity
 from headrace.model.checkpoint import fingerprint
+from headrace.model.footprint import own_footprint
 from headrace.model.interface import AfterLayer, nothing_after
+from headrace.model.kernels import open_model
+from headrace.model.options import ComputeOptions
 from headrace.model.shape import ModelShape
-from headrace.model.weights import load_model
 from headrace.protocol.control import CONTROL_VERSION, Announce, Limits
 from headrace.roles.options import InstanceOptions
 from headrace.roles.pool_plan import plan_pool
@@ -95,26 +98,33 @@ class Instance:
         kv, pages = self.layout.kv, self.layout.num_pages
         where = f"{provider} at {readable_address(address)}" if address else "no fabric"
         _log.info(
-            "%s %s: model %s (%s, %d threads), KV %s pages of %d tokens = %s tokens in %d MiB, %s",
-            *(self.options.role, self.options.name, self.options.model, kv.dtype, self.options.threads),
+            "%s %s: model %s (%s), KV %s pages of %d tokens = %s tokens in %d MiB, %s, %s",
+            *(self.options.role, self.options.name, self.options.model, kv.dtype),
             *(f"{pages:,}", kv.page_size, f"{pages * kv.page_size:,}", self.memory.length >> 20, where),
+            own_footprint(),
         )
 
 
 @contextmanager
 def open_instance(options: InstanceOptions) -> Iterator[Instance]:
     """Load the model and fill the memory; both take seconds. Raises InputError naming what is wrong."""
-    torch.set_num_threads(options.threads)
-    model = load_model(options.model_dir, dtype=options.dtype)
-    layout, max_model_len = plan_pool(model.shape, options)
-    memory = PoolMemory(layout.total_bytes)
-    try:
-        with ThreadPoolExecutor(1, "model", initializer=torch.set_num_threads, initargs=(options.threads,)) as thread:
+    model_fingerprint = fingerprint(options.model_dir, dtype=options.dtype)
+    with (
+        open_model(
+            options.model_dir, fingerprint=model_fingerprint, dtype=options.dtype, options=_compute(options)
+        ) as model,
+        ExitStack() as exits,
+    ):
+        layout, max_model_len = plan_pool(model.shape, options)
+        memory = PoolMemory(layout.total_bytes)
+        exits.callback(memory.close)
+        place = partial(_place_model_thread, torch.get_num_threads(), options.cpus)
+        with ThreadPoolExecutor(1, "model", initializer=place) as thread:
             yield Instance(
                 options=options,
                 identity=Identity.of_this_process(
                     role="prefiller" if options.role == "prefiller" else "decoder",
-                    fingerprint=fingerprint(options.model_dir, dtype=options.dtype),
+                    fingerprint=model_fingerprint,
                     pool=layout,
                 ),
                 shape=model.shape,
@@ -127,8 +137,18 @@ def open_instance(options: InstanceOptions) -> Iterator[Instance]:
                 max_model_len=max_model_len,
                 _model_thread=thread,
             )
-    finally:
-        memory.close()
+
+
+def _compute(options: InstanceOptions) -> ComputeOptions:
+    return ComputeOptions(
+        kernels=options.kernels, threads=options.threads, cpus=options.cpus, share_in=options.share_weights_in
+    )
+
+
+def _place_model_thread(num_torch_threads: int, cpus: Sequence[int]) -> None:
+    torch.set_num_threads(num_torch_threads)  # torch counts them for each thread that calls it
+    if cpus:
+        os.sched_setaffinity(0, cpus[:1])
 
 
 def readable_address(address: bytes) -> str:

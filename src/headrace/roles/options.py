@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from headrace.kvcache.layout import KVDtype
+from headrace.model.options import KernelChoice
 from headrace.protocol.control import Role as RoleName
 
 Transfer = Literal["layers", "whole"]
@@ -13,7 +14,8 @@ Transfer = Literal["layers", "whole"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceOptions:
     """`gateways` are the ZeroMQ endpoints of all gateways. `fabric_host` is the address that this host's fabric
-    endpoint is bound to. `transfer` "whole" sends nothing before a prompt's last chunk is computed."""
+    endpoint is bound to. `transfer` "whole" sends nothing before a prompt's last chunk is computed. `tpot_s` and
+    `max_stall_s` are for those that decode (`EngineOptions` says what they bound); None: no such bound."""
 
     role: RoleName
     name: str
@@ -24,9 +26,14 @@ class InstanceOptions:
     page_size: int = 16
     chunk_tokens: int = 256
     max_running: int = 32
+    tpot_s: float | None = None
+    max_stall_s: float | None = None
     kv_memory_bytes: int = 512 << 20
     max_model_len: int | None = None  # None: what the model was trained for, as far as the pool holds it
+    kernels: KernelChoice = "auto"
     threads: int = 1
+    cpus: tuple[int, ...] = ()  # of the threads, in order; none: wherever the system puts them
+    share_weights_in: Path | None = None  # where this user's processes find each other's; None: not shared
     transfer: Transfer = "layers"
     verify_kv: bool = True
     fabric_host: str = "127.0.0.1"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from headrace.engine.engine import Engine
+from headrace.engine.measured_cost import CostStatistics
 from headrace.fabric.interface import FabricStatistics
 from headrace.kvcache.pages import PagePool
 from headrace.messenger.prefiller import PrefillerMessenger
@@ -13,7 +14,8 @@ from headrace.roles.remote_prefill import RemotePrefill
 
 def decoder_status(instance: Instance, engine: Engine, remote: RemotePrefill | None) -> Status:
     counts = engine.statistics()
-    gauges = _page_gauges(instance.pages)
+    costs = engine.costs.statistics()
+    gauges = _page_gauges(instance.pages) | _prediction_gauges(costs)
     counters: dict[str, float] = {
         "steps_total": counts.num_steps,
         "prefill_tokens_total": counts.num_prefill_tokens,
@@ -21,6 +23,8 @@ def decoder_status(instance: Instance, engine: Engine, remote: RemotePrefill | N
         "cached_tokens_total": counts.num_cached_tokens,
         "preemptions_total": counts.num_preemptions,
         "requests_finished_total": counts.num_finished,
+        "long_steps_planned_total": costs.num_long_planned,
+        "long_steps_unforeseen_total": costs.num_long_unforeseen,
         "pages_evicted_total": instance.pages.statistics().num_evicted,
     }
     if remote is not None:
@@ -87,6 +91,12 @@ def _page_gauges(pages: PagePool) -> dict[str, float]:
         "pages_cached": counts.num_cached,
         "pages_quarantined": counts.num_quarantined,
     }
+
+
+def _prediction_gauges(costs: CostStatistics) -> dict[str, float]:
+    """Left out before there are some."""
+    errors = {"step_prediction_error_p50": costs.error_p50, "step_prediction_error_p90": costs.error_p90}
+    return {name: error for name, error in errors.items() if error is not None}
 
 
 def _by_reason(name: str, counts: Mapping[str, int]) -> dict[str, float]:

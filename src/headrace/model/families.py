@@ -1,0 +1,25 @@
+"""Which model a checkpoint's architecture is: the tensors that it must have, and what computes with them.
+
+Owns the table; `shape` knows the same architectures by their numbers, without torch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from headrace.model import gemma3, llama
+from headrace.model.interface import Model
+from headrace.model.ops import Ops
+from headrace.model.shape import ModelShape
+from headrace.model.tensors import Tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    tensor_shapes: Callable[[ModelShape], dict[str, tuple[int, ...]]]
+    model: Callable[[ModelShape, Tensors, Ops], Model]
+
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(tensor_shapes=llama.tensor_shapes, model=llama.Llama),
+    "Gemma3ForCausalLM": Family(tensor_shapes=gemma3.tensor_shapes, model=gemma3.Gemma3),
+}
