@@ -1,10 +1,11 @@
-"""One core, the real model in bf16: decode at 1 and 8 streams, prefill, where a step's time goes, and what bounds it.
+"""One instance's engine, the real model in bf16: decode at 1 and 8 streams, and prefill, beside what bounds them.
 
-In one process, without gateway and messages: a Runner over a KV pool with pages in random order, greedy. Beside it, in
-turns, transformers (bf16, SDPA, its own cache), the plainest peer. Bounds of the core are measured in the same run:
-the rate at which the weights can be read, and that of a large bf16 product. Medians, lowest and highest of `--runs`.
+In one process, without gateway and messages: a Runner over a KV pool with pages in random order, greedy, by each of
+`--kernels` in turns, and with transformers (bf16, SDPA, its own cache), the plainest peer. The bound of a decode step
+is measured in the same run: the rate at which one thread reads as many bytes as the weights have, in order. Medians,
+lowest and highest of `--runs`.
 
-    taskset -c 0 python benchmarks/engine_speed.py [--runs 7] [--no-transformers]
+    taskset -c 0 python benchmarks/engine_speed.py [--runs 7] [--threads 1] [--kernels native torch] [--no-transformers]
 """
 
 import argparse
@@ -12,10 +13,10 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import numpy as np
 import torch
 from _client import random_prompt
 from _deployment import describe_machine
@@ -27,18 +28,25 @@ from headrace.engine.step import Draw, StepRow
 from headrace.kvcache.layout import PoolLayout
 from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pool import layer_views
+from headrace.model import _cpu
 from headrace.model.batch import Row
 from headrace.model.builtin import ensure_builtin
+from headrace.model.checkpoint import fingerprint
+from headrace.model.interface import Model
+from headrace.model.kernels import open_model
+from headrace.model.options import ComputeOptions, KernelChoice
 from headrace.model.progress import no_progress
-from headrace.model.weights import load_model
 
 PAGE, NUM_PAGES, KV_LEN, CHUNK = 16, 1456, 300, 512
 GREEDY = SamplingParams()
 
 
+Cells = dict[tuple[str, str], list[float]]
+"""By what is measured, and of whom."""
+
+
 class Bench:
-    def __init__(self, directory: Path) -> None:
-        model = load_model(directory, dtype="bf16")
+    def __init__(self, model: Model) -> None:
         layout = PoolLayout(
             kv=model.shape.kv_layout(PAGE, "bf16"), num_pages=NUM_PAGES, num_aux_slots=1, aux_slot_bytes=64
         )
@@ -109,68 +117,62 @@ def spread(values: Sequence[float], unit: str) -> str:
     return f"{statistics.median(values):.1f} ({min(values):.1f}-{max(values):.1f}) {unit}"
 
 
-def bounds(num_weight_bytes: int) -> None:
-    weights = np.ones(num_weight_bytes // 8, dtype=np.int64)
-    read = min(timed(lambda: weights.sum()) for _ in range(5))
-    a, b = torch.ones(512, 4096, dtype=torch.bfloat16), torch.ones(4096, 4096, dtype=torch.bfloat16)
-    torch.mm(a, b)
-    product = min(timed(lambda: torch.mm(a, b)) for _ in range(5))
-    flops = 2 * 512 * 4096 * 4096
-    print(
-        f"bounds of this core: {num_weight_bytes / 1e6:.0f} MB of weights are read in {1e3 * read:.1f} ms "
-        f"({num_weight_bytes / read / 1e9:.1f} GB/s); bf16 product {flops / product / 1e9:.0f} GFLOP/s, so at most "
-        f"{flops / product / num_weight_bytes:.0f} prompt tokens/s without attention"
-    )
+class Reading:
+    """What bounds a decode step: all bytes of the weights are read once."""
 
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._memory = PoolMemory(-(-num_bytes // (2 << 20)) * (2 << 20))
 
-def where(bench: Bench, act: Callable[[Bench], float]) -> str:
-    """Shares of a step's time, by kind of operation."""
-    kinds = {"linear": ("mm", "linear", "matmul"), "attention": ("scaled_dot", "flash"), "gather": ("index",)}
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        wall_us = 1e6 * act(bench)
-    shares = dict.fromkeys(kinds, 0.0)
-    torch_us = 0.0
-    for event in profile.key_averages():
-        torch_us += event.self_cpu_time_total
-        kind = next((kind for kind, words in kinds.items() if any(word in event.key for word in words)), None)
-        if kind is not None:
-            shares[kind] += event.self_cpu_time_total
-    other = torch_us - sum(shares.values())
-    told = [f"{kind} {100 * us / wall_us:.0f} %" for kind, us in shares.items()]
-    return ", ".join(
-        [*told, f"other torch {100 * other / wall_us:.0f} %", f"Python {100 * (1 - torch_us / wall_us):.0f} %"]
-    )
+    def rate(self) -> float:
+        """Steps a second."""
+        return _cpu.read(self._memory.bytes[: self._num_bytes], 3) / self._num_bytes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=positive, default=7)
     parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("--kernels", nargs="+", choices=get_args(KernelChoice), default=["native", "torch"])
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     directory = ensure_builtin(no_progress)
-    print(describe_machine(), f", torch {torch.__version__}")
-    bounds((directory / "model.safetensors").stat().st_size)
-    engines: dict[str, Any] = {"headrace": Bench(directory)}
-    if not arguments.no_transformers:
-        engines["transformers"] = Transformers(directory)
-    cells: dict[tuple[str, str], list[float]] = {}
-    for number in range(arguments.runs + 1):
+    print(describe_machine(), f", torch {torch.__version__}, {arguments.threads} threads")
+    with ExitStack() as stack:
+        engines: dict[str, Any] = {}
+        for kernels in arguments.kernels:
+            options = ComputeOptions(kernels=kernels, threads=arguments.threads)
+            key = fingerprint(directory, dtype="bf16")
+            model = stack.enter_context(open_model(directory, fingerprint=key, dtype="bf16", options=options))
+            engines[kernels] = Bench(model)
+        if not arguments.no_transformers:
+            engines["transformers"] = Transformers(directory)
+        show(measured(engines, (directory / "model.safetensors").stat().st_size, arguments.runs, arguments.threads))
+
+
+def measured(
+    engines: dict[str, Any], num_weight_bytes: int, runs: int, threads: int
+) -> dict[tuple[str, str], list[float]]:
+    """Tokens/s of each cell and engine; the first of the runs is a warm-up."""
+    reading = Reading(num_weight_bytes)
+    cells: Cells = {}
+    for number in range(runs + 1):
+        if number == 1:
+            cells.clear()
+        cells.setdefault(("decode, 1 stream, tok/s", "bound by reading"), []).append(reading.rate())
         for name, engine in engines.items():
+            torch.set_num_threads(1 if name == "native" else threads)
             for streams in (1, 8):
-                step_s = engine.decode(streams)
-                cells.setdefault((name, f"decode, {streams} streams, ms a step"), []).append(1e3 * step_s)
+                cell = f"decode, {streams} stream{'s' if streams > 1 else ''}, tok/s"
+                cells.setdefault((cell, name), []).append(streams / engine.decode(streams))
             for length in (128, 512, 2000):
-                rate = length / engine.prefill(length)
-                cells.setdefault((name, f"prefill of {length}, tokens/s"), []).append(rate)
-        if number == 0:
-            cells.clear()  # warm-up
-    for (name, what), values in cells.items():
-        print(f"{name:13} {what:28} {spread(values, '')}")
-    bench = engines["headrace"]
-    print("decode at 1 stream:", where(bench, lambda b: b.decode(1)))
-    print("decode at 8 streams:", where(bench, lambda b: b.decode(8)))
-    print("prefill of 512:", where(bench, lambda b: b.prefill(512)))
+                cells.setdefault((f"prefill of {length}, tok/s", name), []).append(length / engine.prefill(length))
+    return cells
+
+
+def show(cells: Cells) -> None:
+    for (what, name), values in sorted(cells.items()):
+        print(f"{what:26} {name:18} {spread(values, '')}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Draws: which tokens the filters leave, with which frequency each is drawn, and what a draw depends on."""
 
+import math
 import time
 
 import numpy as np
@@ -175,15 +176,23 @@ def test_a_draw_that_leaves_out_who_cannot_win_is_the_draw_from_all(
         assert sample(logits, params, position) == slow_draw(logits, params, position)
 
 
-@pytest.mark.parametrize("behind", [7.0, 8.9, 9.1, 11.0])
-def test_tokens_far_behind_win_when_they_have_the_noise(behind: float) -> None:
-    """One token ahead of 100,000 equal ones: often enough one of the many wins, and the same one as in the slow draw."""
-    logits = np.zeros(100_000, dtype=np.float32)
-    logits[77] = behind
-    params = SamplingParams(temperature=1.0, seed=3)
-    drawn = draws(logits, params, 40)
-    assert drawn == [slow_draw(logits, params, position) for position in range(40)]
-    assert len(set(drawn)) > 10
+@pytest.mark.parametrize("behind", [0.5, 4.0, 8.9, 9.1, 12.0, 30.0])
+def test_the_unluckiest_first_loses_to_whoever_is_just_lucky_enough(
+    monkeypatch: pytest.MonkeyPatch, behind: float
+) -> None:
+    """The least noise there is, -3.6038, for the highest logit; one that is so far behind has -3.60 more than that."""
+    lucky = int(math.exp(-math.exp(3.60 - behind)) * 2**64)
+
+    class Bits:
+        def __init__(self, key: int, counter: int) -> None:
+            self._bits = np.array([0, 0, lucky, 0], dtype=np.uint64)
+
+        def random_raw(self, num: int) -> np.ndarray:
+            return self._bits[:num]
+
+    monkeypatch.setattr(sampling.np.random, "Philox", Bits)
+    assert sample(logits_of(0, 7, 7 - behind, -1000), SamplingParams(temperature=1.0), 0) == 2
+    assert sample(logits_of(0, 7, 6.99 - behind, -1000), SamplingParams(temperature=1.0), 0) == 1
 
 
 # ---- filters ---------------------------------------------------------------------------------------------------

@@ -187,10 +187,24 @@ def test_a_prompt_in_any_chunks_beside_any_rows_is_what_it_is_token_by_token_alo
 
 
 @each_set
+@pytest.mark.parametrize("window", [None, 21])
+def test_not_one_of_millions_of_numbers_is_rounded_otherwise(instruction_set: str, window: int | None) -> None:
+    """Rounding to bf16 hides what differs by the last bit of fp32, but for one number in some ten thousand."""
+    shape = shape_of(num_heads=16, num_kv_heads=1, head_dim=256)
+    for seed in range(8):
+        prompt = Prompt(shape=shape, qkv=drawn(60, 18 * 256, seed=seed), norms=None, window=window)
+        chunks = cut(60, np.random.default_rng(seed))
+        computed = in_chunks(Way(instruction_set, 2), prompt, chunks, page_size=16, neighbours=[], place=0)
+        computed.require_equal(token_by_token(Way(instruction_set, 1), prompt))
+
+
+@each_set
 @pytest.mark.parametrize("window", [None, 700])
 def test_a_decode_is_the_last_row_of_a_long_chunk(instruction_set: str, window: int | None) -> None:
     shape = shape_of(num_heads=6, num_kv_heads=2, head_dim=64)
     prompt = Prompt(shape=shape, qkv=2 * drawn(2500, 10 * 64, seed=3), norms=None, window=window)
     whole = in_chunks(Way(instruction_set, 2), prompt, [2500], page_size=16, neighbours=[], place=0)
-    decoded = in_chunks(Way(instruction_set, 1), prompt, [2048, 450, 1, 1], page_size=24, neighbours=[(99, 1)], place=1)
+    decoded = in_chunks(
+        Way(instruction_set, 1), prompt, [7, 1041, 999, 451, 1, 1], page_size=24, neighbours=[(99, 1)], place=1
+    )
     decoded.require_equal(whole)

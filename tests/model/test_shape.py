@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig
 
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVLayout
-from headrace.model.shape import ModelShape
+from headrace.model.shape import LocalAttention, ModelShape
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -185,3 +185,148 @@ def test_a_theta_in_rope_parameters_that_is_none_is_refused() -> None:
 def test_heads_that_do_not_divide_the_hidden_size_need_a_head_dim() -> None:
     with pytest.raises(InputError, match="head_dim: must be in config.json: 9 heads do not divide 577"):
         shape_of(head_dim=..., hidden_size=577)
+
+
+# ---- Gemma 3 -------------------------------------------------------------------------------------------------------
+
+KINDS = ["sliding_attention"] * 5 + ["full_attention"]
+GEMMA3: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "_sliding_window_pattern": 6,
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "layer_types": KINDS * 3,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 18,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": 512,
+    "use_bidirectional_attention": False,
+    "vocab_size": 262144,
+}
+"""As it was published."""
+
+LOCAL = LocalAttention(layers=tuple(number for number in range(18) if number % 6 != 5), window=512, rope_theta=1e4)
+
+
+def gemma3_of(**changes: Any) -> ModelShape:
+    """Of GEMMA3 with these fields changed; `...` takes a field out."""
+    return ModelShape.from_config({field: value for field, value in {**GEMMA3, **changes}.items() if value is not ...})
+
+
+def ropes(local: float = 1e4, everywhere: float = 1e6) -> dict[str, Any]:
+    return {
+        "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        "full_attention": {"rope_type": "default", "rope_theta": everywhere},
+    }
+
+
+def test_every_number_of_gemma3_is_the_configurations() -> None:
+    assert gemma3_of() == ModelShape(
+        architecture="Gemma3ForCausalLM",
+        num_layers=18,
+        hidden_size=640,
+        intermediate_size=2048,
+        num_heads=4,
+        num_kv_heads=1,
+        head_dim=256,
+        vocab_size=262144,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        attention_scale=1 / 16,
+        local_attention=LOCAL,
+        max_model_len=32768,
+        tie_word_embeddings=True,
+        bos_token_id=2,
+        eos_token_ids=(1,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({"layer_types": ...}, {"local_attention": LOCAL}, id="every sixth layer"),
+        pytest.param({"layer_types": KINDS[3:] * 6}, {"local_attention": LocalAttention(
+            layers=tuple(number for number in range(18) if number % 3 != 2), window=512, rope_theta=1e4)},
+            id="layers in a list"),
+        pytest.param({"layer_types": None, "sliding_window_pattern": 9}, {"local_attention": LocalAttention(
+            layers=tuple(number for number in range(18) if number not in (8, 17)), window=512, rope_theta=1e4)},
+            id="every ninth layer"),
+        pytest.param({"layer_types": KINDS[5:] * 18, "sliding_window": None}, {"local_attention": None},
+                     id="no layer with a window"),
+        pytest.param({"query_pre_attn_scalar": 168}, {"attention_scale": 168**-0.5}, id="a scale of its own"),
+        pytest.param({"query_pre_attn_scalar": ..., "head_dim": ...}, {"attention_scale": 1 / 16, "head_dim": 256},
+                     id="the family's head_dim"),
+        pytest.param({"tie_word_embeddings": False}, {"tie_word_embeddings": False}, id="untied"),
+        pytest.param({"rope_theta": ..., "rope_local_base_freq": ...},
+                     {"rope_theta": 1e6, "local_attention": LOCAL}, id="the family's bases"),
+        pytest.param({"rope_theta": ..., "rope_local_base_freq": ..., "rope_parameters": ropes(7.0, 9.0)},
+                     {"rope_theta": 9.0, "local_attention": LocalAttention(
+                         layers=LOCAL.layers, window=512, rope_theta=7.0)}, id="bases in the new form"),
+        pytest.param({"rope_parameters": ropes()}, {"rope_theta": 1e6, "local_attention": LOCAL}, id="in both, equal"),
+    ],
+)  # fmt: skip
+def test_what_gemma3_leaves_out_is_the_familys(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    shape = gemma3_of(**fields)
+    assert {field: getattr(shape, field) for field in expected} == expected
+
+
+def test_a_gemma3_configuration_written_by_transformers_is_understood() -> None:
+    config = Gemma3TextConfig(architectures=["Gemma3ForCausalLM"], num_hidden_layers=7, sliding_window=33)
+    shape = ModelShape.from_config(config.to_dict())
+    assert shape.local_attention == LocalAttention(layers=(0, 1, 2, 3, 4, 6), window=33, rope_theta=1e4)
+    assert (shape.rope_theta, shape.head_dim, shape.attention_scale) == (1e6, 256, 1 / 16)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "message"),
+    [
+        pytest.param("final_logit_softcapping", 30.0, "must be absent", id="softcapping of logits"),
+        pytest.param("attn_logit_softcapping", 50.0, "must be absent", id="softcapping of attention"),
+        pytest.param("use_bidirectional_attention", True, "absent or False", id="an encoder"),
+        pytest.param("attention_bias", True, "absent or False", id="attention bias"),
+        pytest.param("hidden_activation", "silu", "'gelu_pytorch_tanh'", id="activation"),
+        pytest.param("quantization_config", {"bits": 4}, "must be absent", id="quantised"),
+        pytest.param("query_pre_attn_scalar", 0, "a number above 0", id="no scale"),
+        pytest.param("sliding_window", None, "is missing", id="no window"),
+        pytest.param("sliding_window", 0, "at least 1", id="an empty window"),
+        pytest.param("layer_types", KINDS, r"a list of 18 \(num_hidden_layers\)", id="too few kinds"),
+        pytest.param("layer_types", ["chunked_attention"] * 18, "of full_attention and sliding", id="another kind"),
+        pytest.param("layer_types", [[]] * 18, "of full_attention and sliding", id="kinds that are none"),
+        pytest.param("rope_scaling", {"rope_type": "linear", "factor": 8.0}, "'default', the only", id="old scaling"),
+        pytest.param("rope_parameters", DEFAULT_ROPE, "object of full_attention and sliding", id="one for all layers"),
+        pytest.param("rope_parameters", [1], "object of full_attention and sliding", id="a list of parameters"),
+    ],
+)
+def test_a_field_of_gemma3_that_is_wrong_or_not_known_is_named(field: str, wrong: object, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        gemma3_of(**{field: wrong})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_scaled_angles_of_one_kind_of_layers_are_refused(kind: str) -> None:
+    scaled = {**ropes(), kind: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}
+    with pytest.raises(InputError, match="'default', the only") as caught:
+        gemma3_of(rope_parameters=scaled)
+    assert caught.value.field == f"rope_parameters.{kind}"
+
+
+def test_bases_that_disagree_are_refused() -> None:
+    with pytest.raises(InputError, match="rope_local_base_freq: must be one number .* 10000, rope_parameters.slid"):
+        gemma3_of(rope_parameters=ropes(local=7.0))
+    with pytest.raises(InputError, match="rope_theta: must be one number"):
+        gemma3_of(rope_parameters=ropes(everywhere=7.0))

@@ -20,8 +20,8 @@ from headrace.model.progress import no_progress
 pytestmark = [pytest.mark.serving, pytest.mark.timeout(300)]
 
 LICENCE = Path(__file__).resolve().parents[2] / "LICENSE"
-NUM_TOKENS = 24
-LENGTHS = (1, 16, 77, 505, 700)
+NUM_TOKENS = 16
+LENGTHS = (1, 77, 505, 700)
 OPTIONS = ("--dtype", "fp32", "--chunk-tokens", "128", "--max-model-len", "1024", "--kv-memory", "256MiB")
 
 
@@ -87,20 +87,21 @@ def test_greedy_text_equals_transformers_within_the_window_and_beyond(
     print(f"margins: {[judgement.least_margin for judgement in judged]}")
     assert all(len(text.token_ids) == NUM_TOKENS for text in texts)
     assert [LENGTHS[place] for place in clear if not judged[place].is_right] == []
-    assert len(clear) >= 4, "too many prompts were left out"
-    assert {3, 4} & set(clear), "no prompt left that reaches beyond the window"
+    assert len(clear) >= 3, "too many prompts were left out"
+    assert {2, 3} & set(clear), "no prompt left that reaches beyond the window"
     gauges = split.gauges()
     assert gauges["prefiller-0", "prefill_tokens_total"] >= sum(LENGTHS) - len(LENGTHS)
     assert gauges["decoder-0", "prefill_tokens_total"] == 0
 
 
 def test_a_prompt_of_text_begins_with_the_token_that_the_model_wants(split: Served) -> None:
+    by_ids = split.complete([2, 818, 5279, 529, 7001, 563], 4)
     with split.client() as client:
         answer = client.completions.create(
             model=split.name, prompt="The capital of France is", max_tokens=4, temperature=0.0
         )
     assert answer.usage is not None and answer.usage.prompt_tokens == 6
-    assert answer.choices[0].text.startswith(" Paris")
+    assert answer.choices[0].text == by_ids.text
 
 
 def test_without_a_chat_template_a_chat_is_refused_and_the_way_out_is_named(split: Served) -> None:

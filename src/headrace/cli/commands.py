@@ -14,6 +14,7 @@ from headrace.cli import options as opt
 from headrace.cli.fetching import fetch_model
 from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
 from headrace.cli.network import require_endpoint, require_fabric_host, require_free_port
+from headrace.cli.profile.command import profile_step_command
 from headrace.cli.run_directory import default_control, shared_weights_directory
 from headrace.cli.serve import ServeOptions, serve
 from headrace.gateway.options import GatewayOptions
@@ -247,6 +248,9 @@ def decoder(
     from headrace.roles.decoder import run_decoder  # function-local: see gateway
 
     run_decoder(options)
+
+
+app.command("profile-step")(profile_step_command)
 
 
 def _default_name(role: str) -> str:

@@ -7,7 +7,6 @@ its place when this returns.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,15 @@ def convert(source: Path, directory: Path, stage: str, progress: Progress) -> No
     file = read_gguf(source)
     family = family_of(file.fields)
     config = family.config(file.fields, "output.weight" not in file.tensors)
+    total_bytes = 2 * sum(tensor.num_values for tensor in file.tensors.values())
+    progress(stage, 0, total_bytes)  # first: the tokenizer of a large vocabulary takes seconds
     family.write_tokenizer(file.fields, directory)
     write_json(directory / "config.json", config)
     write_json(
         directory / "generation_config.json",
         {name: config[name] for name in ID_FIELDS.values()},
     )
-    weights = bf16_weights(file.tensors, family, config, partial(progress, stage))
+    weights = bf16_weights(file.tensors, family, config, lambda done_bytes: progress(stage, done_bytes, total_bytes))
     serialize_file(
         {
             name: TensorSpec(dtype="bfloat16", shape=weight.shape, data_ptr=weight.ctypes.data, data_len=weight.nbytes)
@@ -81,24 +82,22 @@ def tensor_names(config: Config, family: GgufFamily) -> dict[str, str]:
 
 
 def bf16_weights(
-    tensors: Mapping[str, GgufTensor], family: GgufFamily, config: Config, progress: Callable[[int, int], None]
+    tensors: Mapping[str, GgufTensor], family: GgufFamily, config: Config, report: Callable[[int], None]
 ) -> dict[str, Rows]:
-    """All tensors under their Hugging Face names; `progress` counts the bytes of the result."""
+    """All tensors under their Hugging Face names; `report` counts the bytes of the result."""
     names = tensor_names(config, family)
     if missing := sorted(set(names) - set(tensors)):
         raise InputError(missing[0], "must be in the file, is not")
     if unknown := sorted(set(tensors) - set(names)):
         raise InputError(unknown[0], "is a tensor that is not understood")
-    total_bytes = 2 * sum(tensor.num_values for tensor in tensors.values())
     weights: dict[str, Rows] = {}
     done_bytes = 0
-    progress(done_bytes, total_bytes)
     for theirs, ours in names.items():
         blocks = []
         for block in dequantized(tensors[theirs]):
             blocks.append(to_bf16(block - family.less(theirs)))
             done_bytes += blocks[-1].nbytes
-            progress(done_bytes, total_bytes)
+            report(done_bytes)
         weights[ours] = family.ordered(theirs, np.concatenate(blocks), config)
     return weights
 

@@ -117,13 +117,9 @@ def plan_profile(options: ProfileOptions, *, model_dir: Path, directory: Path, p
     instance = _instance(options, shape, model_dir=model_dir, control=f"ipc://{directory / CONTROL_SOCKET}")
     assert instance.max_model_len is not None
     if instance.max_model_len > shape.max_model_len:
-        most = shape.max_model_len - _max_tokens(options, instance.chunk_tokens)
-        fits = f"must be at most {most}" if most > 0 else "and --steps do not fit"
-        raise InputError(
-            "kv_len",
-            f"{fits}, for {instance.max_model_len - options.kv_len} tokens are generated and the model holds "
-            f"{shape.max_model_len}, is {options.kv_len}",
-        )
+        generated = instance.max_model_len - options.kv_len
+        said = f"must leave room for the {generated} tokens of each stream in the model's {shape.max_model_len}"
+        raise InputError("kv_len", f"{said}, is {options.kv_len}")
     require_pool(instance)
     return ProfilePlan(options=options, instance=instance, shape=shape, directory=directory, port=port)
 
