@@ -57,7 +57,10 @@ WRONG = [
     ("serve --colocated --prefillers 2", "--prefillers: must be left out with --colocated"),
     ("serve --colocated --no-verify-kv", "--verify-kv: must be left out with --colocated"),
     ("serve --verify-kv=yes", "option '--verify-kv' does not take a value"),
-    ("serve --model nothing-here", "--model: must be an existing directory, a hub id (org/name), smollm2-135m-instruct or"),
+    (
+        "serve --model nothing-here",
+        "--model: must be an existing directory, a hub id (org/name), smollm2-135m-instruct or",
+    ),
     ("serve --model ./nothing/here", "--model: must be an existing directory"),
     ("serve --model /dev/null", "--model: must be a directory in Hugging Face's form"),
     ("serve --log-level loud", "--log-level: must be debug, info, warning or error, is 'loud'"),

@@ -175,6 +175,13 @@ def test_every_key_of_a_long_row_counts_once(way: Way, rows: list[tuple[int, int
     torch.testing.assert_close(result.float(), expected[:, None].expand(-1, 2, -1), rtol=BF16_ROUNDING * 1.001, atol=0)
 
 
+@pytest.mark.parametrize("window", [252, 2**31, 2**32, 2**63 - 1])
+def test_a_window_wider_than_any_row_hides_nothing(window: int) -> None:
+    shape = shape_of(num_heads=3)
+    batch, num_pages = paged(ROWS, page_size=16)
+    require_attended(shape, batch, filled(batch, num_pages, shape, 16), (window,))
+
+
 @pytest.mark.parametrize("scale", [1e-3, 0.25, 2.0])
 def test_scores_are_scaled_as_the_model_says(scale: float) -> None:
     """Also to scores of hundreds: powers are taken of differences to the largest."""

@@ -69,11 +69,13 @@ WRONG_STEPS: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     "no heads": ("heads", replace(heads=(0, 2, 32))),
     "no KV heads": ("heads", replace(heads=(4, 0, 32))),
     "KV heads below zero": ("heads", replace(heads=(4, -2, 32))),
+    "heads beyond counting": ("heads", replace(heads=(1 << 62, 1, 32))),
     "a head_dim between": ("heads", replace(heads=(4, 2, 48))),
     "a head_dim of zero": ("heads", replace(heads=(4, 2, 0))),
     "a head_dim too large": ("heads", replace(heads=(4, 2, 544))),
     "no pages in the pool": ("pool", replace(pool=(0, PAGE_SIZE))),
     "pages without tokens": ("pool", replace(pool=(20, 0))),
+    "a pool beyond counting": ("pool", replace(pool=(10, 1 << 62))),
     "a scale of zero": ("scale", replace(scale=0.0)),
     "a scale that is no number": ("scale", replace(scale=float("nan"))),
     "a window below zero": ("window", replace(window=-1)),
@@ -90,6 +92,7 @@ WRONG_STEPS: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     "qo_indptr that falls": ("qo_indptr", put("qo_indptr", 2, 2)),
     "qo_indptr with a row of no tokens": ("qo_indptr", put("qo_indptr", 2, 3)),
     "qo_indptr that begins below zero": ("qo_indptr", put("qo_indptr", 0, -1)),
+    "qo_indptr whose rises overflow": ("qo_indptr", replace(qo_indptr=np.array([0, 2**63 - 1, -(2**63), -1, 13]))),
     "qo_indptr that ends early": ("qo_indptr", put("qo_indptr", -1, 12)),
     "qo_indptr that ends late": ("qo_indptr", put("qo_indptr", -1, 14)),
     "qo_indptr of no rows": ("qo_indptr", changed("qo_indptr", lambda indptr: indptr[:1])),
@@ -266,6 +269,14 @@ WRONG_CALLS: dict[str, Callable[[NativeOps], object]] = {
     "a norm added to other rows": lambda ops: ops.add_rms_norm(drawn(2, 8), drawn(3, 8), drawn(8), 1e-5),
     "qkv of another width": lambda ops: appended(ops, drawn(13, 4 * 32 - 1)),
     "qkv of other tokens": lambda ops: appended(ops, drawn(12, 4 * 32)),
+    "a norm's weight in bf16": lambda ops: ops.rms_norm(drawn(3, 8), bf16(drawn(8)), 1e-5),
+    "an added norm's weight in bf16": lambda ops: ops.add_rms_norm(drawn(3, 8), drawn(3, 8), bf16(drawn(8)), 1e-5),
+    "q in fp32": lambda ops: attended(ops, drawn(13, 2, 32)),
+    "q with gaps": lambda ops: attended(ops, bf16(drawn(13, 4, 32))[:, ::2]),
+    "q of other tokens": lambda ops: attended(ops, bf16(drawn(12, 2, 32))),
+    "a view in fp32": lambda ops: attended(ops, bf16(drawn(13, 2, 32)), lambda view: view.float()),
+    "a view with gaps": lambda ops: attended(ops, bf16(drawn(13, 2, 32)), lambda view: view.transpose(0, 1)),
+    "a view of other pages": lambda ops: attended(ops, bf16(drawn(13, 2, 32)), lambda view: view[:, :, :, :4]),
     "qkv in bf16": lambda ops: appended(ops, bf16(drawn(13, 4 * 32))),
 }
 
@@ -274,6 +285,14 @@ def appended(ops: NativeOps, qkv: torch.Tensor) -> torch.Tensor:
     batch, num_pages = paged(ROWS, page_size=PAGE_SIZE)
     view = empty_view(num_pages, shape_of(), PAGE_SIZE)
     return ops.attention(batch, PAGE_SIZE, *angles(batch, 32)).append(qkv, view)
+
+
+def attended(
+    ops: NativeOps, q: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] = lambda view: view
+) -> torch.Tensor:
+    batch, num_pages = paged(ROWS, page_size=PAGE_SIZE)
+    view = empty_view(num_pages, shape_of(), PAGE_SIZE)
+    return ops.attention(batch, PAGE_SIZE, *angles(batch, 32)).attend(q, change(view))
 
 
 @needs_kernels

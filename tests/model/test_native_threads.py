@@ -29,6 +29,7 @@ from native_worlds import (
 from headrace.errors import InputError
 from headrace.model import _cpu
 from headrace.model.native_ops import NativeOps
+from headrace.model.ops import HeadNorms
 
 pytestmark = needs_kernels
 
@@ -158,23 +159,24 @@ def test_two_kernels_compute_at_once_in_two_threads(instruction_set: str) -> Non
 
 
 def long_calls(ops: NativeOps) -> dict[str, Callable[[], object]]:
-    """Of one thread, some ten milliseconds each."""
-    inputs, weight = bf16(drawn(500, 1024)), bf16(drawn(4000, 1024))
-    linear, gated, x = ops.linear(weight), ops.gated_linear(weight[:2000], weight[2000:]), torch.empty(500, 4000)
-    batch, num_pages = paged([(0, 6000)], page_size=16)
+    """Of one thread, ten milliseconds each or more: several turns of the system's scheduler."""
+    inputs, weight = torch.ones(200, 1024, dtype=torch.bfloat16), torch.ones(4000, 1024, dtype=torch.bfloat16)
+    linear, gated, x = ops.linear(weight), ops.gated_linear(weight[:2000], weight[2000:]), torch.ones(200, 4000)
+    batch, num_pages = paged([(0, 24_000)], page_size=16)
     view = torch.zeros(num_pages, 1, 2, 16, 256, dtype=torch.bfloat16)
-    attention = ops.attention(batch, 16, *angles(batch, 256), window=100)
-    qkv, q = drawn(6000, 4 * 256), bf16(drawn(6000, 2, 256))
-    rows, of_norm, memory = drawn(4000, 4000), torch.ones(4000), zeros(1 << 24)
+    attention = ops.attention(batch, 16, *angles(batch, 256), window=9)
+    qkv, q = torch.ones(24_000, 4 * 256), torch.ones(24_000, 2, 256, dtype=torch.bfloat16)
+    norms = HeadNorms(q=torch.ones(256), k=torch.ones(256), eps=1e-5)
+    rows, of_norm, memory = torch.ones(6000, 4000), torch.ones(4000), zeros(1 << 24)
     return {
         "linear": lambda: linear.apply(inputs),
         "linear_add": lambda: linear.add_to(x, inputs),
         "gated_linear": lambda: gated.apply(inputs),
         "rms_norm": lambda: ops.rms_norm(rows, of_norm, 1e-5),
         "add_rms_norm": lambda: ops.add_rms_norm(rows, rows, of_norm, 1e-5),
-        "append": lambda: attention.append(qkv, view),
+        "append": lambda: attention.append(qkv, view, norms),
         "attend": lambda: attention.attend(q, view),
-        "read": lambda: _cpu.read(memory, 10),
+        "read": lambda: _cpu.read(memory, 40),
     }
 
 
@@ -195,10 +197,20 @@ def longest_silence_s(call: Callable[[], object]) -> float:
     return max(after_s - before_s for before_s, after_s in itertools.pairwise(turns_s))
 
 
-def test_python_goes_on_during_every_call() -> None:
+def python_goes_on(call: Callable[[], object]) -> bool:
     """A call that kept the GIL would always silence the others as long as it takes. One that does not may: the system
     lets this thread wait for its own reasons, but not every time."""
+    durations_s, silences_s = [], []
+    for _ in range(8):
+        for _ in range(5):
+            durations_s.append(duration_s(call))
+            silences_s.append(longest_silence_s(call))
+        if min(silences_s) < 0.6 * min(durations_s):
+            return True
+    return False
+
+
+def test_python_goes_on_during_every_call() -> None:
     with native_ops(Way("avx512_bf16", 1), shape_of(head_dim=256)) as ops:
         for name, call in long_calls(ops).items():
-            quickest_s = min(duration_s(call) for _ in range(3))
-            assert any(longest_silence_s(call) < quickest_s / 2 for _ in range(50)), name
+            assert python_goes_on(call), name

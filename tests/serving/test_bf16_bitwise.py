@@ -1,8 +1,9 @@
 """In bf16, where every bit of the KV counts: a prompt that was sent is the prompt that is computed where it is decoded.
 
-The real model, one request at a time, so that both deployments compute the same chunks in the same batches: a prefiller
-and its decoder, against a decoder whose prefiller does not answer. That the KV itself is the same, bit for bit, is
-shown on a small model in `tests/roles`.
+The real model, a prefiller and its decoder, one request at a time: against a decoder whose prefiller does not answer,
+with the same chunks, which holds whatever the kernels are; and, where there are native ones, against a colocated
+instance that computes all of them at once, in other chunks, on two threads, in a pool so small that some are preempted
+and resumed. That the KV itself is the same, bit for bit, is shown on small models in `tests/roles` and `tests/model`.
 """
 
 import os
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from served import Served
+
+from headrace.model import _cpu
 
 pytestmark = [pytest.mark.serving, pytest.mark.timeout(300)]
 
@@ -26,9 +29,16 @@ def prompts(licence_ids: list[int]) -> list[list[int]]:
     return [licence_ids[7 * place : 7 * place + length] for place, length in enumerate(LENGTHS)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def split(smollm2: Path) -> Iterator[Served]:
     with Served(smollm2, *OPTIONS) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def crowded(smollm2: Path) -> Iterator[Served]:
+    """Six requests do not fit into its pool of 800 tokens by the end."""
+    with Served(smollm2, *CROWDED, "--kv-memory", str(800 * 23_040)) as served:
         yield served
 
 
@@ -54,3 +64,22 @@ def test_what_was_sent_is_decoded_like_what_was_computed_here(
     assert differing == []
     assert split.gauges()["decoder-0", "prefill_tokens_total"] == 0
     assert alone.gauges()["decoder-0", "prefill_tokens_total"] == sum(length - 1 for length in LENGTHS)
+
+
+MANY_TOKENS = 80
+CROWDED = ("--colocated", "--dtype", "bf16", "--chunk-tokens", "40", "--page-size", "8", "--threads", "2")
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+
+
+@pytest.mark.skipif(not _cpu.instruction_sets(), reason="plain torch computes a row as the others of its batch allow")
+@pytest.mark.parametrize("fields", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_split_colocated_batched_chunked_and_resumed_are_the_same(
+    split: Served, crowded: Served, licence_ids: list[int], fields: dict[str, float]
+) -> None:
+    prompts = [licence_ids[150 * place :][: 100 + 13 * place] for place in range(6)]
+    alone = [split.complete(prompt, MANY_TOKENS, **fields).token_ids for prompt in prompts]
+    before = crowded.gauges()["colocated-0", "preemptions_total"]
+    together = crowded.complete_all(prompts, MANY_TOKENS, at_once=len(prompts), **fields)
+    assert crowded.gauges()["colocated-0", "preemptions_total"] > before
+    assert [completion.token_ids for completion in together] == alone
+    assert "kernels: native" in crowded.log() and "kernels: native" in split.log()

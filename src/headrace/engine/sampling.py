@@ -26,9 +26,8 @@ _Ids = NDArray[np.int64]
 _Bits = NDArray[np.uint64]
 
 _ONE = np.float64(1).view(np.uint64)
-_FIRST_CANDIDATES = 256
-"""Most probable tokens that top_p sorts at first; eight times as many each time their mass does not suffice."""
-
+_FLOORS = (1e-2, 1e-4, 1e-6, -1.0)
+"""Above which masses are looked at by top_p: further down where those above do not suffice. The last: all."""
 _NEAR = 9.0
 """Below the highest logit / T. The noise is -3.604 at least, so a token further down wins only with more than 5.396."""
 _RARE = np.uint64((1 - np.exp(-5.39)) * 2.0**64)
@@ -150,35 +149,40 @@ def _gumbel(bits: _Bits) -> _Scaled:
 
 
 def _survivors(scaled: _Scaled, params: SamplingParams) -> _Ids:
-    everything = ids = np.arange(len(scaled))
     if 0 < params.top_k < len(scaled):
-        ids = _most_probable(scaled, params.top_k)[: params.top_k]
-    if params.top_p < 1:
-        ids = ids[_top_p(np.exp(scaled[ids]), params.top_p)]
-    return np.sort(ids) if len(ids) < len(scaled) else everything
+        ids = _top_k(scaled, params.top_k)
+        if params.top_p < 1:
+            ids = ids[_top_p(np.exp(scaled[ids]), params.top_p)]
+    elif params.top_p < 1:
+        ids = _top_p(np.exp(scaled), params.top_p)
+    else:
+        return np.arange(len(scaled))
+    return np.sort(ids)
+
+
+def _top_k(scaled: _Scaled, top_k: int) -> _Ids:
+    """Ids of the highest, highest first; of equal ones the lower ids."""
+    ids = np.flatnonzero(scaled > -_NEAR)  # mostly enough, and much quicker to part than all
+    if len(ids) < top_k:
+        ids = np.arange(len(scaled))
+    lowest = np.partition(scaled[ids], -top_k)[-top_k]
+    return _descending(scaled, ids[scaled[ids] >= lowest])[:top_k]
 
 
 def _top_p(mass: _Scaled, top_p: float) -> _Ids:
-    """Places of the fewest largest masses that reach `top_p` of the whole; of equal ones the first.
-
-    Only as much is sorted as is needed, of a peaked distribution little: sorting 49,152 takes 7 ms.
-    """
+    """Places of the fewest largest masses, of which the largest is 1, that reach `top_p` of the whole; of equal ones
+    the first. Only as much is sorted as is needed, of a peaked distribution little: sorting 49,152 takes 7 ms."""
     target = top_p * float(mass.sum())
-    num = _FIRST_CANDIDATES
-    while True:
-        order = _most_probable(mass, num)
+    for floor in _FLOORS:
+        order = _descending(mass, np.flatnonzero(mass > floor))
         reached = mass[order].cumsum()
-        if reached[-1] >= target or num >= len(mass):
-            return order[: int(np.searchsorted(reached, target)) + 1]
-        num *= 8
+        if reached[-1] >= target:
+            break
+    return order[: int(np.searchsorted(reached, target)) + 1]
 
 
-def _most_probable(scores: _Scaled, num: int) -> _Ids:
-    """Places of the `num` highest, and of all that equal the last of them: highest first, of equal ones the lower."""
-    if num >= len(scores):
-        return np.argsort(-scores, kind="stable")
-    lowest = np.partition(scores, -num)[-num]
-    places = np.flatnonzero(scores >= lowest)
+def _descending(scores: _Scaled, places: _Ids) -> _Ids:
+    """`places`, which ascend, by their scores, highest first; of equal ones the first."""
     return places[np.argsort(-scores[places], kind="stable")]
 
 

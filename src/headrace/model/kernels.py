@@ -27,7 +27,7 @@ from headrace.model.shape import ModelShape
 from headrace.model.torch_ops import TorchOps
 from headrace.model.weights import load_model
 
-Wrap = Callable[[Ops, str], Ops]
+WrapOps = Callable[[Ops, str], Ops]
 """Puts something around the operations, and is told which kernels compute them and where."""
 
 _PACKING = 1
@@ -36,13 +36,14 @@ _PACKING = 1
 _log = logging.getLogger(__name__)
 
 
-def _as_they_are(ops: Ops, told: str) -> Ops:
+def as_they_are(ops: Ops, told: str) -> Ops:
+    """Puts nothing around them."""
     return ops
 
 
 @contextmanager
 def open_model(
-    directory: Path, *, fingerprint: str, dtype: KVDtype, options: ComputeOptions, wrap: Wrap = _as_they_are
+    directory: Path, *, fingerprint: str, dtype: KVDtype, options: ComputeOptions, wrap: WrapOps = as_they_are
 ) -> Iterator[Model]:
     """The directory's model, whose fingerprint is known, and what computes it. Raises InputError, naming what is
     wrong."""

@@ -105,6 +105,7 @@ class NativeOps:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         size = len(weight)
         num_rows = _rows_of(x, size, torch.float32)
+        _require(weight, (size,), torch.float32)
         out = torch.empty(num_rows, size, dtype=torch.bfloat16)
         self._kernels.rms_norm(x.data_ptr(), weight.data_ptr(), num_rows, size, eps, out.data_ptr())
         return out
@@ -113,6 +114,7 @@ class NativeOps:
         size = len(weight)
         num_rows = _rows_of(x, size, torch.float32)
         assert _rows_of(values, size, torch.float32) == num_rows, f"{values.shape} for {num_rows} rows"
+        _require(weight, (size,), torch.float32)
         self._kernels.add_rms_norm(x.data_ptr(), values.data_ptr(), weight.data_ptr(), num_rows, size, eps)
 
     def attention(
@@ -131,33 +133,50 @@ class NativeOps:
             cos=cos.contiguous().numpy(),
             sin=sin.contiguous().numpy(),
         )
-        return NativeAttention(self._kernels, step, self._heads, batch.num_tokens)
+        return NativeAttention(self._kernels, step, self._heads, num_tokens=batch.num_tokens, page_size=page_size)
 
 
 class NativeAttention:
-    def __init__(self, kernels: _cpu.Kernels, step: _cpu.Step, heads: tuple[int, int, int], num_tokens: int) -> None:
+    def __init__(
+        self, kernels: _cpu.Kernels, step: _cpu.Step, heads: tuple[int, int, int], *, num_tokens: int, page_size: int
+    ) -> None:
         self._kernels = kernels
         self._step = step
         self._num_tokens = num_tokens
+        self._page_size = page_size
         self._num_heads, self._num_kv_heads, self._head_dim = heads
 
     def append(self, qkv: torch.Tensor, view: torch.Tensor, norms: HeadNorms | None = None) -> torch.Tensor:
         width = (self._num_heads + 2 * self._num_kv_heads) * self._head_dim
         assert _rows_of(qkv, width, torch.float32) == self._num_tokens, f"{qkv.shape} for {self._num_tokens} tokens"
         q = torch.empty(self._num_tokens, self._num_heads, self._head_dim, dtype=torch.bfloat16)
+        self._require_view(view)
+        for weight in () if norms is None else (norms.q, norms.k):
+            _require(weight, (self._head_dim,), torch.float32)
         weights = None if norms is None else (norms.q.data_ptr(), norms.k.data_ptr(), norms.eps)
         self._kernels.append(self._step, qkv.data_ptr(), view.data_ptr(), q.data_ptr(), weights)
         return q
 
     def attend(self, q: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+        _require(q, (self._num_tokens, self._num_heads, self._head_dim), torch.bfloat16)
+        self._require_view(view)
         out = torch.empty(self._num_tokens, self._num_heads * self._head_dim, dtype=torch.bfloat16)
         self._kernels.attend(self._step, q.data_ptr(), view.data_ptr(), out.data_ptr())
         return out
+
+    def _require_view(self, view: torch.Tensor) -> None:
+        """The number of pages is the model's to check: it is the same for all layers."""
+        _require(view, (len(view), self._num_kv_heads, 2, self._page_size, self._head_dim), torch.bfloat16)
 
 
 def _num_pages(batch: Batch) -> int:
     """The model has checked that the views hold them all."""
     return int(batch.page_indices.max()) + 1
+
+
+def _require(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    right = tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous()
+    assert right, f"{tensor.shape} {tensor.dtype} for {shape}"
 
 
 def _rows_of(tensor: torch.Tensor, width: int, dtype: torch.dtype) -> int:

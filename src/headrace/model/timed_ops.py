@@ -17,7 +17,8 @@ from headrace.model.ops import Activation, Attention, GatedLinear, HeadNorms, Li
 
 OpKind = Literal["linear", "attention", "norms", "logits"]
 """linear: the layers' products. attention: softmax over the keys. norms: what is left of a layer, rms-norms, and turned
-heads and their way into the pages. logits: the product with the head, told by its vocabulary of outputs."""
+heads and their way into the pages. logits: the product with the head, told by its vocabulary of outputs. Each with
+what its call takes in Python and for the memory of its results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

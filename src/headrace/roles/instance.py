@@ -29,7 +29,7 @@ from headrace.messenger.hello import Identity
 from headrace.model.checkpoint import fingerprint
 from headrace.model.footprint import own_footprint
 from headrace.model.interface import AfterLayer, nothing_after
-from headrace.model.kernels import open_model
+from headrace.model.kernels import WrapOps, as_they_are, open_model
 from headrace.model.options import ComputeOptions
 from headrace.model.shape import ModelShape
 from headrace.protocol.control import CONTROL_VERSION, Announce, Limits
@@ -106,12 +106,17 @@ class Instance:
 
 
 @contextmanager
-def open_instance(options: InstanceOptions) -> Iterator[Instance]:
-    """Load the model and fill the memory; both take seconds. Raises InputError naming what is wrong."""
+def open_instance(options: InstanceOptions, *, wrap: WrapOps = as_they_are) -> Iterator[Instance]:
+    """Load the model and fill the memory; both take seconds. `wrap`: see `open_model`. Raises InputError naming what is
+    wrong."""
     model_fingerprint = fingerprint(options.model_dir, dtype=options.dtype)
     with (
         open_model(
-            options.model_dir, fingerprint=model_fingerprint, dtype=options.dtype, options=_compute(options)
+            options.model_dir,
+            fingerprint=model_fingerprint,
+            dtype=options.dtype,
+            options=_compute(options),
+            wrap=wrap,
         ) as model,
         ExitStack() as exits,
     ):

@@ -129,4 +129,4 @@ def _below(profile: Profile) -> Iterator[str]:
     rate = "" if profile.read_gbps is None else f", at {profile.read_gbps:.1f} GB/s where nothing else is done"
     yield f"A step reads {profile.weight_bytes / 1e6:.0f} MB of weights and {keys} MB of keys and values{rate}."
     costs = ", ".join(f"{one.stopwatch_ms:.3f}" for one in profile.streams)
-    yield f"The stopwatches themselves took {costs} ms a step."
+    yield f"The stopwatches themselves took about {costs} ms a step, most of it in the row of Python."

@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -21,15 +20,13 @@ from headrace.cli.profile.client import Came, read_came, write_asked
 from headrace.cli.profile.plan import HOST, WARM_STEPS, ProfilePlan
 from headrace.cli.profile.report import Part, Profile, Spread, StreamsProfile
 from headrace.cli.profile.steps import PARTS, StepTimes, StepWatch
-from headrace.cli.profile.stopwatch import cost_ns, replaced
+from headrace.cli.profile.stopwatch import cost_ns
 from headrace.cli.readiness import wait_until_ready
 from headrace.cli.supervisor import ChildEnded
 from headrace.errors import HeadraceError
-from headrace.model.kernels import open_model
 from headrace.model.ops import Ops
 from headrace.model.read_rate import read_rate
 from headrace.model.timed_ops import OpTimes, TimedOps
-from headrace.roles import instance as instance_module
 from headrace.roles.decoder import Decoder
 from headrace.roles.instance import Instance, open_instance
 from headrace.roles.stopping import stoppable
@@ -80,8 +77,7 @@ class _WatchedModel:
 
     @contextmanager
     def opened(self) -> Iterator[Instance]:
-        opening = replaced(instance_module, "open_model", partial(open_model, wrap=self._wrap))
-        with opening, open_instance(self._plan.instance) as instance:
+        with open_instance(self._plan.instance, wrap=self._wrap) as instance:
             yield instance
 
     def _wrap(self, ops: Ops, told: str) -> Ops:

@@ -122,7 +122,7 @@ struct Seen {
       const long column = block.column + (i < num_queries ? i : num_queries - 1);
       const long position = step.positions[step.qo_indptr[block.row] + column / step.group()];
       lasts[i] = static_cast<std::int32_t>(position);
-      firsts[i] = static_cast<std::int32_t>(step.window ? position - step.window + 1 : 0);
+      firsts[i] = static_cast<std::int32_t>(step.window && step.window <= position ? position - step.window + 1 : 0);
     }
     first = _mm512_load_si512(firsts);
     last = _mm512_load_si512(lasts);

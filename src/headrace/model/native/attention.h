@@ -8,7 +8,8 @@
 //     softmax  the largest score of each lane, then powers and their sum in ascending order of keys
 //     values   powers (bf16) times V in pairs of tokens, in ascending order
 //
-// What a query does not see has power zero and adds zero, so its result does not depend on where its block ends.
+// What a query does not see has power zero and adds zero, so its result does not depend on where its block ends, as
+// long as the values of later tokens of its chunk are finite.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ namespace {
   _mm256_mask_storeu_epi16(to, lanes, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
 }
 
-// 2^t with a relative error of 1e-7; exactly 1 at 0, 0 far below, infinite far above; NaN for infinite t. Coefficients:
+// 2^t with a relative error of 1e-7; exactly 1 at 0, 0 far below, infinite far above. Coefficients:
 // minimax of degree 5 on [-1/2, 1/2] with the constant held at 1.
 [[maybe_unused]] inline __m512 exp2(__m512 t) {
   const __m512 whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -102,6 +102,8 @@ auto copied(const Array& array) {
   return std::vector<std::remove_const_t<typename Array::Scalar>>(array.data(), array.data() + array.size());
 }
 
+constexpr long kMostSlots = 1L << 40, kMostHeads = 1L << 16;  // far below where products of sizes overflow
+
 class Step {
  public:
   Step(std::tuple<long, long, long> heads, std::tuple<long, long> pool, float scale, long window,
@@ -116,11 +118,12 @@ class Step {
         sin_(copied(sin)) {
     const auto [num_heads, num_kv_heads, dim] = heads;
     const auto [num_pages, page_size] = pool;
-    require(num_kv_heads >= 1 && num_heads >= 1 && num_heads % num_kv_heads == 0, "heads",
-            "of queries must be a multiple of those of KV");
+    require(num_kv_heads >= 1 && num_heads >= 1 && num_heads % num_kv_heads == 0 && num_heads <= kMostHeads, "heads",
+            "of queries must be a multiple of those of KV, up to 65536");
     require(dim >= 32 && dim <= kMostDims && dim % 32 == 0, "heads",
             "must have a multiple of 32 dimensions, up to 512");
-    require(num_pages >= 1 && page_size >= 1, "pool", "must have pages, and these tokens");
+    require(num_pages >= 1 && page_size >= 1 && num_pages <= kMostSlots / page_size, "pool",
+            "must have pages, and these tokens, 2^40 in all at most");
     require(scale > 0, "scale", "must be above 0");
     require(window >= 0, "window", "must be at least 1 token, or 0 for none");
     num_pages_ = num_pages;
@@ -141,9 +144,9 @@ class Step {
             .sin = sin_.data(),
             .blocks = nullptr,
             .num_blocks = 0};
-    check_indptr("qo_indptr", qo_indptr_, view.num_tokens, 1);
+    check_indptr("qo_indptr", qo_indptr_, view.num_tokens);
     require(page_indptr_.size() == qo_indptr_.size(), "page_indptr", "must have an entry for each row, and one more");
-    check_indptr("page_indptr", page_indptr_, static_cast<long>(page_indices_.size()), 1);
+    check_indptr("page_indptr", page_indptr_, static_cast<long>(page_indices_.size()));
     require(slots_.size() == positions_.size(), "slots", "must be one for each token");
     require(static_cast<long>(cos_.size()) == view.num_tokens * dim / 2 && sin_.size() == cos_.size(), "cos",
             "and sin must be [tokens, head_dim / 2]");
@@ -154,10 +157,10 @@ class Step {
   StepView view;
 
  private:
-  static void check_indptr(const char* field, const std::vector<std::int64_t>& indptr, long end, long least) {
+  static void check_indptr(const char* field, const std::vector<std::int64_t>& indptr, long end) {
     require(indptr.size() >= 2 && indptr.front() == 0 && indptr.back() == end, field, "must lead from 0 to the end");
     for (std::size_t i = 1; i < indptr.size(); i++)
-      require(indptr[i] - indptr[i - 1] >= least, field, "must rise from row to row");
+      require(indptr[i] > indptr[i - 1], field, "must rise from row to row");
   }
 
   // What would be read or written outside of the view, or read before it is written.
@@ -293,10 +296,10 @@ NB_MODULE(_cpu, module) {
   module.def("pack_gated", &pack_gated_address, "packed"_a, "gate"_a, "up"_a, "num_outputs"_a, "num_inputs"_a);
   module.def("read", &read_array, "array"_a, "passes"_a);
   nb::class_<Weight>(module, "Weight")
-      .def(nb::init<Bytes, long, long, std::optional<Floats>>(), "packed"_a, "num_outputs"_a, "num_inputs"_a,
-           "bias"_a.none());
+      .def(nb::init<Bytes, long, long, std::optional<Floats>>(), "packed"_a.noconvert(), "num_outputs"_a,
+           "num_inputs"_a, "bias"_a.none());
   nb::class_<GatedWeight>(module, "GatedWeight")
-      .def(nb::init<Bytes, long, long, const std::string&>(), "packed"_a, "num_outputs"_a, "num_inputs"_a,
+      .def(nb::init<Bytes, long, long, const std::string&>(), "packed"_a.noconvert(), "num_outputs"_a, "num_inputs"_a,
            "activation"_a);
   nb::class_<Step>(module, "Step")
       .def(nb::init<std::tuple<long, long, long>, std::tuple<long, long>, float, long, const Int64s&, const Int64s&,

@@ -10,7 +10,7 @@
 namespace headrace::model {
 namespace {
 
-constexpr int kAwakeTurns = 2000;  // some 50 us: longer than the gap between two calls of a step
+constexpr int kAwakeTurns = 2000;  // some 100 us: longer than the gap between two calls of a step
 
 void pause() {
 #if defined(__x86_64__)
