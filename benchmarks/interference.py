@@ -2,14 +2,15 @@
 
 Workload: 4 streams (64 tokens in), and while they run a 2,000-token prompt every 6 s (1 token out, seeded random token
 ids, nothing of them in a prefix cache). All arms on the same two cores: colocated as one instance with two threads, for
-each chunk size; split as a prefiller on one core and a decoder on the other. Arms take turns, `--runs` times.
+each chunk size and each stall budget; split as a prefiller on one core and a decoder on the other. Arms take turns,
+`--runs` times.
 
 Stall: each run's longest gap between two tokens of a running stream while a long prompt is in flight; the median over
 the runs, with lowest and highest. Beside it the quiet p99 (no long prompt in flight), and a control arm: the same
 streams on a decoder alone, and a plain spin loop on the other core instead of long prompts. Clock: at the client,
 where the bytes of a token arrive. Steal time is printed.
 
-    python benchmarks/interference.py [--runs 5] [--chunks 64 256 512] [--json FILE] [--picture FILE]
+    python benchmarks/interference.py [--runs 5] [--chunks 64 256 512] [--max-stalls 100] [--json FILE] [--picture FILE]
 """
 
 import argparse
@@ -55,21 +56,21 @@ class Run:
     long_spans: list[tuple[float, float]]
 
 
-def arms(chunks: Sequence[int]) -> list[Arm]:
+def arms(chunks: Sequence[int], max_stalls: Sequence[int]) -> list[Arm]:
     split = (
         InstanceSpec("prefiller", cores="1", options=("--chunk-tokens", "512")),
         InstanceSpec("decoder", cores="0"),
     )
-    made = [
-        Arm(
-            f"colocated, chunk {chunk}",
-            (InstanceSpec("colocated", cores="0,1", options=("--threads", "2", "--chunk-tokens", str(chunk))),),
-        )
-        for chunk in chunks
-    ]
+    made = [colocated(f"chunk {chunk}", "--chunk-tokens", str(chunk)) for chunk in chunks]
+    made += [colocated(f"stall of {ms} ms at most", "--max-stall-ms", str(ms)) for ms in max_stalls]
     made.append(Arm(SPLIT, split))
     made.append(Arm("control: decoder + spin loop", (InstanceSpec("colocated", cores="0"),), spins=True))
     return made
+
+
+def colocated(name: str, *options: str) -> Arm:
+    """One instance on both cores."""
+    return Arm(f"colocated, {name}", (InstanceSpec("colocated", cores="0,1", options=("--threads", "2", *options)),))
 
 
 async def play(deployment: Deployment, arm: Arm, seed: int) -> Run:
@@ -133,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=positive, default=5)
     parser.add_argument("--chunks", type=positive, nargs="+", default=[64, 256, 512])
+    parser.add_argument("--max-stalls", type=positive, nargs="*", default=[100], help="ms, of colocated instances")
     parser.add_argument("--json", type=Path, help="keep every run, with the time of each token")
     parser.add_argument("--picture", type=Path, help="draw the last run of the largest chunk and of split, as SVG")
     arguments = parser.parse_args()
@@ -140,7 +142,7 @@ def main() -> None:
     stolen, everything = steal_share()
     runs: dict[str, list[Run]] = {}
     for number in range(arguments.runs):
-        for arm in arms(arguments.chunks):
+        for arm in arms(arguments.chunks, arguments.max_stalls):
             with Deployment(arm.instances) as deployment:
                 asyncio.run(warm(deployment))
                 runs.setdefault(arm.name, []).append(asyncio.run(play(deployment, arm, 1000 * number)))

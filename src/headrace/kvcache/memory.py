@@ -1,8 +1,8 @@
 """The bytes of a KV pool: one memfd and our mapping of it, resident and, where the kernel allows it, in huge pages.
 
 Owns the file descriptor and the mapping; knows no layout. Whoever needs another view of the same bytes (a fabric's
-alias for one peer, a rank's process) maps the descriptor again. Made and closed by the process's main thread; the
-array may be used from any. Linux only.
+alias for one peer, a rank's process) maps the descriptor again. Made and closed by one thread at a time; the array
+may be used from any. Linux only.
 """
 
 import os

@@ -10,8 +10,8 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +26,7 @@ from headrace.kvcache.pages import PagePool
 from headrace.kvcache.pool import layer_views
 from headrace.kvcache.prefix import PrefixIndex
 from headrace.messenger.hello import Identity
-from headrace.model.checkpoint import fingerprint
+from headrace.model.checkpoint import fingerprint, read_shape
 from headrace.model.footprint import own_footprint
 from headrace.model.interface import AfterLayer, nothing_after
 from headrace.model.kernels import WrapOps, as_they_are, open_model
@@ -107,10 +107,12 @@ class Instance:
 
 @contextmanager
 def open_instance(options: InstanceOptions, *, wrap: WrapOps = as_they_are) -> Iterator[Instance]:
-    """Load the model and fill the memory; both take seconds. `wrap`: see `open_model`. Raises InputError naming what is
-    wrong."""
+    """Load the model and fill the memory, at the same time; each takes a second or more. `wrap`: see `open_model`.
+    Raises InputError naming what is wrong."""
+    layout, max_model_len = plan_pool(read_shape(options.model_dir), options)
     model_fingerprint = fingerprint(options.model_dir, dtype=options.dtype)
     with (
+        _being_filled(layout.total_bytes) as filling,
         open_model(
             options.model_dir,
             fingerprint=model_fingerprint,
@@ -118,11 +120,8 @@ def open_instance(options: InstanceOptions, *, wrap: WrapOps = as_they_are) -> I
             options=_compute(options),
             wrap=wrap,
         ) as model,
-        ExitStack() as exits,
     ):
-        layout, max_model_len = plan_pool(model.shape, options)
-        memory = PoolMemory(layout.total_bytes)
-        exits.callback(memory.close)
+        memory = filling.result()
         place = partial(_place_model_thread, torch.get_num_threads(), options.cpus)
         with ThreadPoolExecutor(1, "model", initializer=place) as thread:
             yield Instance(
@@ -142,6 +141,18 @@ def open_instance(options: InstanceOptions, *, wrap: WrapOps = as_they_are) -> I
                 max_model_len=max_model_len,
                 _model_thread=thread,
             )
+
+
+@contextmanager
+def _being_filled(num_bytes: int) -> Iterator[Future[PoolMemory]]:
+    """The memory, which a thread maps, fills and moves into huge pages; closed at the end."""
+    with ThreadPoolExecutor(1, "memory") as thread:
+        filling = thread.submit(PoolMemory, num_bytes)
+        try:
+            yield filling
+        finally:
+            if filling.exception() is None:
+                filling.result().close()
 
 
 def _compute(options: InstanceOptions) -> ComputeOptions:
