@@ -37,8 +37,8 @@ def split(smollm2: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def crowded(smollm2: Path) -> Iterator[Served]:
-    """Six requests do not fit into its pool of 800 tokens by the end."""
-    with Served(smollm2, *CROWDED, "--kv-memory", str(800 * 23_040)) as served:
+    """Six requests do not fit into its pool of 600 tokens by the end."""
+    with Served(smollm2, *CROWDED, "--kv-memory", str(600 * 23_040)) as served:
         yield served
 
 
@@ -66,7 +66,7 @@ def test_what_was_sent_is_decoded_like_what_was_computed_here(
     assert alone.gauges()["decoder-0", "prefill_tokens_total"] == sum(length - 1 for length in LENGTHS)
 
 
-MANY_TOKENS = 80
+MANY_TOKENS = 120
 CROWDED = ("--colocated", "--dtype", "bf16", "--chunk-tokens", "40", "--page-size", "8", "--threads", "2")
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 
