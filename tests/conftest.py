@@ -1,7 +1,9 @@
 """What all tests share: the device marks, and hypothesis without deadlines."""
 
+import logging
 import os
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """What a command sets when it is run in this process is not left to the next test."""
+    ours = logging.getLogger("headrace")
+    level = ours.level
+    yield
+    ours.setLevel(level)
+    logging.captureWarnings(False)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder for sockets, whose paths have 107 bytes: those of `tmp_path` grow with the runs on a machine."""
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

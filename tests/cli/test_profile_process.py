@@ -23,11 +23,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def started(model: Path, tmp_path: Path) -> Started:
+def started(model: Path, short_path: Path) -> Started:
     def start(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "headrace", "profile-step", "--model", str(model), *words],
-            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+            env={**os.environ, "XDG_RUNTIME_DIR": str(short_path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -49,7 +49,7 @@ def processes_of(directory: Path) -> list[str]:
     return found
 
 
-def test_a_profile_tells_where_the_time_of_its_steps_went(started: Started, tmp_path: Path) -> None:
+def test_a_profile_tells_where_the_time_of_its_steps_went(started: Started, tmp_path: Path, short_path: Path) -> None:
     file = tmp_path / "profile.json"
     process = started("--streams", "1,3", "--kv-len", "50", "--steps", "12", "--json", str(file))
     out, error = process.communicate(timeout=60)
@@ -68,17 +68,17 @@ def test_a_profile_tells_where_the_time_of_its_steps_went(started: Started, tmp_
     token_bytes = 2 * 2 * 32 * 2
     first, second = (one["key_bytes"] / one["num_streams"] / token_bytes for one in profile["streams"])
     assert 50 < first < 90 and 50 < second < 150
-    assert processes_of(tmp_path) == []
+    assert processes_of(short_path) == []
 
 
-def test_ctrl_c_ends_it_and_all_that_it_started(started: Started, tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_and_all_that_it_started(started: Started, short_path: Path) -> None:
     process = started("--streams", "2", "--kv-len", "50", "--steps", "700")
     until = time.monotonic() + 40
-    while not any("profile.client" in line for line in processes_of(tmp_path)):
+    while not any("profile.client" in line for line in processes_of(short_path)):
         assert process.poll() is None and time.monotonic() < until, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=10)
     assert process.returncode == 130
     assert error == ""
-    assert processes_of(tmp_path) == [] and not list(tmp_path.rglob("*.sock"))
+    assert processes_of(short_path) == [] and not list(short_path.rglob("*.sock"))

