@@ -2,8 +2,8 @@
 
 Workload: 4 streams (64 tokens in), and while they run a 2,000-token prompt every 6 s (1 token out, seeded random token
 ids, nothing of them in a prefix cache). All arms on the same two cores: colocated as one instance with two threads, for
-each chunk size and each stall budget; split as a prefiller on one core and a decoder on the other. Arms take turns,
-`--runs` times.
+each chunk size and each stall budget; two colocated instances of one thread, among which the gateway chooses; split as
+a prefiller on one core and a decoder on the other. Arms take turns, `--runs` times.
 
 Stall: each run's longest gap between two tokens of a running stream while a long prompt is in flight; the median over
 the runs, with lowest and highest. Beside it the quiet p99 (no long prompt in flight), and a control arm: the same
@@ -63,6 +63,7 @@ def arms(chunks: Sequence[int], max_stalls: Sequence[int]) -> list[Arm]:
     )
     made = [colocated(f"chunk {chunk}", "--chunk-tokens", str(chunk)) for chunk in chunks]
     made += [colocated(f"stall of {ms} ms at most", "--max-stall-ms", str(ms)) for ms in max_stalls]
+    made.append(Arm("two colocated, a core each", (InstanceSpec("colocated", "0"), InstanceSpec("colocated", "1"))))
     made.append(Arm(SPLIT, split))
     made.append(Arm("control: decoder + spin loop", (InstanceSpec("colocated", cores="0"),), spins=True))
     return made
