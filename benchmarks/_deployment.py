@@ -1,7 +1,6 @@
 """A gateway and its instances as processes of their own, each on the cores that it is given."""
 
 import asyncio
-import os
 import shutil
 import signal
 import socket
@@ -145,19 +144,6 @@ def steal_share() -> tuple[int, int]:
     """(stolen, all) jiffies since boot, all cores."""
     fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return fields[7], sum(fields)
-
-
-def describe_machine() -> str:
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        "unknown",
-    )
-    load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
-    return f"{model}, {os.cpu_count()} cores, Linux {os.uname().release}, load {load}"
 
 
 def _free_port() -> int:

@@ -19,9 +19,9 @@ from typing import Any, get_args
 
 import torch
 from _client import random_prompt
-from _deployment import describe_machine
 from _endpoint import positive
 
+from headrace.cli.machine import describe_machine
 from headrace.engine.requests import SamplingParams
 from headrace.engine.runner import Runner
 from headrace.engine.step import Draw, StepRow

@@ -20,8 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from _client import random_prompt, require
-from _deployment import Deployment, InstanceSpec, describe_machine
+from _deployment import Deployment, InstanceSpec
 from _endpoint import positive
+
+from headrace.cli.machine import describe_machine
 
 KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2  # layers, K and V, heads, head_dim, bf16
 BURST = "256kb"

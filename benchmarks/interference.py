@@ -26,9 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from _client import Stream, random_prompt, require
-from _deployment import Deployment, InstanceSpec, describe_machine, percentile, steal_share
+from _deployment import Deployment, InstanceSpec, percentile, steal_share
 from _endpoint import positive
 from _schedules import Schedule, draw
+
+from headrace.cli.machine import describe_machine
 
 NUM_STREAMS, STREAM_PROMPT = 4, 64
 LONG_PROMPT, NUM_LONG, FIRST_LONG_S, LONG_EVERY_S = 2000, 3, 3.0, 6.0

@@ -20,8 +20,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 
 from _client import Endpoint, Stream, random_prompt, require
-from _deployment import Deployment, InstanceSpec, describe_machine, steal_share
+from _deployment import Deployment, InstanceSpec, steal_share
 from _endpoint import positive
+
+from headrace.cli.machine import describe_machine
 
 NUM_IN, NUM_OUT, NUM_STREAMS = 128, 128, 8
 PROMPTS = (128, 512, 2000)

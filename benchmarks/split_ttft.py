@@ -15,8 +15,10 @@ import statistics
 from collections.abc import Sequence
 
 from _client import random_prompt, require
-from _deployment import Deployment, InstanceSpec, describe_machine, percentile
+from _deployment import Deployment, InstanceSpec, percentile
 from _endpoint import positive
+
+from headrace.cli.machine import describe_machine
 
 ARMS = {
     "colocated": (InstanceSpec("colocated", cores="1", options=("--chunk-tokens", "512")),),

@@ -56,12 +56,21 @@ def whole_number(*, least: int, most: int | None = None) -> Callable[[object], i
 
 def seconds(value: object) -> float:
     """Above 0, and no longer than a deadline can travel."""
+    return _duration(value, "seconds", most=MOST_REMAINING_S)
+
+
+def milliseconds(value: object) -> float:
+    """Above 0, and at most ten minutes."""
+    return _duration(value, "milliseconds", most=MOST_MS)
+
+
+def _duration(value: object, unit: str, *, most: float) -> float:
     try:
         number = float(str(value))
     except ValueError:
         number = 0.0
-    if not 0 < number <= MOST_REMAINING_S:
-        raise BadParameter(f"must be a number of seconds, at most {MOST_REMAINING_S:,.0f}, is {str(value)!r}")
+    if not 0 < number <= most:
+        raise BadParameter(f"must be a number of {unit}, at most {most:,.0f}, is {str(value)!r}")
     return number
 
 
@@ -83,17 +92,6 @@ def plain_name(value: object) -> str:
     if not 0 < len(text) <= MAX_NAME or not text.isprintable() or " " in text:
         raise BadParameter(f"must be 1 to {MAX_NAME} visible characters without spaces, is {text!r}")
     return text
-
-
-def milliseconds(value: object) -> float:
-    """Above 0, and at most ten minutes."""
-    try:
-        number = float(str(value))
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= MOST_MS:
-        raise BadParameter(f"must be a number of milliseconds, at most {MOST_MS:,}, is {str(value)!r}")
-    return number
 
 
 @dataclass(frozen=True, slots=True)
