@@ -21,10 +21,11 @@ Life of a transfer (everything the writer does for one ticket):
     TransferDone         its single result: every posted write has completed, so its source pages may be reused
 """
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NewType, Protocol
+from typing import ClassVar, Literal, NewType, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,12 @@ LAYERS_PER_STEP = 1024
 IMM_SLOT_BITS = 12
 """An imm is generation << IMM_SLOT_BITS | slot: 4,096 counters, 2**20 generations of each."""
 
+MAX_NICS = 4
+"""NICs of one domain group."""
+
+Addressing = Literal["offset", "virtual", "mapped"]
+ADDRESSINGS: tuple[Addressing, ...] = get_args(Addressing)
+
 Indices = NDArray[np.int64]
 Digests = NDArray[np.uint64]
 
@@ -50,28 +57,36 @@ Digests = NDArray[np.uint64]
 class Descriptor:
     """What one peer needs to write into our memory; made by `grant`, void after `revoke`."""
 
-    addressing: Literal["offset", "virtual"]
+    addressing: Addressing
     base: int
     length: int
-    key: int
+    keys: tuple[int, ...]  # one for each NIC that we listen on; the one key of a mapped memory
     generation: int
 
-    _WIRE = struct.Struct("<BQQQI")
+    _HEAD = struct.Struct("<BQQIB")
+    MAX_BYTES: ClassVar[int] = _HEAD.size + 8 * MAX_NICS
 
     def encode(self) -> bytes:
-        return self._WIRE.pack(self.addressing == "virtual", self.base, self.length, self.key, self.generation)
+        addressing = ADDRESSINGS.index(self.addressing)
+        head = self._HEAD.pack(addressing, self.base, self.length, self.generation, len(self.keys))
+        return head + struct.pack(f"<{len(self.keys)}Q", *self.keys)
 
     @classmethod
     def decode(cls, wire: bytes) -> "Descriptor":
         """Raises InputError when `wire` is not a descriptor."""
-        if len(wire) != cls._WIRE.size:
-            raise InputError("descriptor", f"must be {cls._WIRE.size} bytes, is {len(wire)}")
-        virtual, base, length, key, generation = cls._WIRE.unpack(wire)
-        if virtual not in (0, 1):
-            raise InputError("descriptor", f"must begin with 0 (offset) or 1 (virtual), begins with {virtual}")
-        return cls(
-            addressing="virtual" if virtual else "offset", base=base, length=length, key=key, generation=generation
-        )
+        if len(wire) < cls._HEAD.size:
+            raise InputError("descriptor", f"must be at least {cls._HEAD.size} bytes, is {len(wire)}")
+        addressing, base, length, generation, num_keys = cls._HEAD.unpack_from(wire)
+        if addressing >= len(ADDRESSINGS):
+            raise InputError("descriptor", f"must begin with 0 to {len(ADDRESSINGS) - 1}, begins with {addressing}")
+        if not 1 <= num_keys <= MAX_NICS:
+            raise InputError("descriptor", f"must have 1 to {MAX_NICS} keys, has {num_keys}")
+        if len(wire) != cls._HEAD.size + 8 * num_keys:
+            raise InputError(
+                "descriptor", f"must be {cls._HEAD.size + 8 * num_keys} bytes for {num_keys} keys, is {len(wire)}"
+            )
+        keys: tuple[int, ...] = struct.unpack_from(f"<{num_keys}Q", wire, cls._HEAD.size)
+        return cls(addressing=ADDRESSINGS[addressing], base=base, length=length, keys=keys, generation=generation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +209,49 @@ class DigestsReady:
     digests: Digests
 
 
-Event = MessageReceived | SendFailed | Reached | Surplus | TransferDone | DigestsReady
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revoked:
+    """What `revoke` could not promise at once: from here on no write of `peer` can land in the memory."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLost:
+    """The control connection to `peer` broke: its process is gone, or its host. Told once, until it is there again.
+    What was queued to it has failed with this code and text; what was under way ends as its transport says."""
+
+    peer: PeerId
+    code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSilent:
+    """No heartbeat of `peer` for a while: stopped, or cut off. Nothing has failed by that."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerHeard:
+    """A silent peer beats again."""
+
+    peer: PeerId
+
+
+Event = (
+    MessageReceived
+    | SendFailed
+    | Reached
+    | Surplus
+    | TransferDone
+    | DigestsReady
+    | Revoked
+    | PeerLost
+    | PeerSilent
+    | PeerHeard
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,17 +293,23 @@ class Fabric(Protocol):
 
     def remove_peer(self, peer: PeerId) -> None:
         """Revoke, give up everything queued, and forget the peer. Its transfers are told done, with an error where
-        writes were outstanding; messages that wait are dropped, and nothing is told of them. The caller knows that
-        the source of the writes may be reused (PROTOCOL, "Source pages")."""
+        writes were outstanding; messages that wait are dropped, and nothing is told of them, nor of the end of its
+        access. The caller knows that the source of the writes may be reused (PROTOCOL, "Source pages")."""
+        ...
+
+    def transport(self, peer: PeerId) -> str:
+        """How bytes travel to and from `peer`: "mapped", or the name of a libfabric provider."""
         ...
 
     def grant(self, peer: PeerId) -> Descriptor:
-        """Give `peer` its own mapping and registration of our memory, with a random key. Revokes an earlier one."""
+        """Give `peer` access of its own to our memory, with a random key. Revokes an earlier one."""
         ...
 
-    def revoke(self, peer: PeerId) -> None:
-        """When this returns no write of `peer` can land in the memory any more, not even one half received.
-        Other peers are not disturbed. Idempotent."""
+    def revoke(self, peer: PeerId) -> bool:
+        """Take its access away. True: no write of `peer` can land in the memory any more, not even one half received.
+        False (a peer of this host that has our memory mapped): that is so once Revoked is told, when the peer has let
+        go of the memory or its process has exited; a peer that hangs does neither. Other peers are not disturbed.
+        Idempotent."""
         ...
 
     def connect(self, peer: PeerId, descriptor: Descriptor) -> None:
@@ -275,13 +338,20 @@ class Fabric(Protocol):
         ...
 
     # writes
-    def open_transfer(self, peer: PeerId, imm: Imm, *, num_pages: int = 0) -> TransferId:
-        """An empty write list to the connected `peer`; `num_pages` digests are summed (0: none)."""
+    def open_transfer(self, peer: PeerId, imm: Imm, *, num_pages: int = 0, deadline_s: float = math.inf) -> TransferId:
+        """An empty write list to the connected `peer`; `num_pages` digests are summed (0: none). Once `deadline_s` has
+        passed, what was not posted never will be: the list ends with ETIMEDOUT."""
         ...
 
     def submit_write(self, transfer: TransferId, *, src_offset: int, dst_offset: int, length: int) -> None:
-        """One write of `length` bytes (0: nothing but its arrival). A source beyond our memory raises InputError; a
-        destination beyond the peer's ends the list, which TransferDone tells. The same holds for pages."""
+        """`length` bytes (0: nothing but an arrival), as one write or, where several NICs share a long one, as
+        `num_cuts(peer, length)`: so many arrivals are to be expected. A source beyond our memory raises InputError; a
+        destination beyond the peer's ends the list, which TransferDone tells. The same holds for pages, of which each
+        is one write whatever its length."""
+        ...
+
+    def num_cuts(self, peer: PeerId, length: int) -> int:
+        """How many writes a `submit_write` of `length` bytes becomes, from us to `peer` and from `peer` to us."""
         ...
 
     def submit_pages(self, transfer: TransferId, writes: PageWrites) -> None: ...

@@ -1,21 +1,28 @@
-"""NativeFabric: the Fabric over libfabric, one endpoint and one owner thread in the native module.
+"""NativeFabric: the Fabric over mapped memory and libfabric, with one owner thread in the native module.
 
 Owns the translation between the interface's records and the native module's integers, nothing else: tables, order and
 waiting live with the owner thread (native/owner.h). Calls come from any thread. Must not be used across a fork.
 """
 
+import math
 import os
+import secrets
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 # Debian's libfabric loads PSM, which would replace the handlers of SIGINT and others as it loads: Ctrl-C would then end
 # Python without a KeyboardInterrupt. It reads these names once, so they precede the import.
 os.environ.setdefault("IPATH_NO_BACKTRACE", "1")
 os.environ.setdefault("HFI_NO_BACKTRACE", "1")
 
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InputError
 from headrace.fabric import _native
 from headrace.fabric.interface import (
+    MAX_NICS,
     Descriptor,
     DigestId,
     Digests,
@@ -27,8 +34,12 @@ from headrace.fabric.interface import (
     MessageReceived,
     PageReads,
     PageWrites,
+    PeerHeard,
     PeerId,
+    PeerLost,
+    PeerSilent,
     Reached,
+    Revoked,
     SendFailed,
     Surplus,
     TransferDone,
@@ -74,29 +85,87 @@ class _Events:
     def digests_ready(self, digest: int, digests: Digests, /) -> None:
         self.told.append(DigestsReady(digest=DigestId(digest), digests=digests))
 
+    def peer_lost(self, peer: int, code: int, text: str, /) -> None:
+        self.told.append(PeerLost(peer=PeerId(peer), code=code, text=text))
+
+    def peer_silent(self, peer: int, /) -> None:
+        self.told.append(PeerSilent(peer=PeerId(peer)))
+
+    def peer_heard(self, peer: int, /) -> None:
+        self.told.append(PeerHeard(peer=PeerId(peer)))
+
+    def revoked(self, peer: int, /) -> None:
+        self.told.append(Revoked(peer=PeerId(peer)))
+
+
+Transport = Literal["mapped", "efa", "verbs", "tcp"]
+
+PROVIDERS = {"efa": "efa", "verbs": "verbs;ofi_rxm", "tcp": "tcp;ofi_rxm"}
+"""The libfabric provider of each transport that goes over one. efa and verbs were never run."""
+
+
+def available_transports() -> tuple[Transport, ...]:
+    """What this machine can do, by preference: its own memory, RDMA where there are such NICs, TCP."""
+    rdma: tuple[Transport, ...] = ("efa", "verbs")
+    return ("mapped", *(each for each in rdma if _native.has_provider(PROVIDERS[each])), "tcp")
+
 
 class NativeFabric:
-    """One endpoint of `provider`, bound to the local address `node` (None: the provider's choice) and `port` (0: a
-    fresh one, as PROTOCOL wants; a fixed one is for sites whose firewall asks for it), over the first `length` bytes
-    of the file `memory_fd`.
+    """The first `length` bytes of the file `memory_fd`, open to peers by `transports`, the first that both sides have:
+    "mapped" serves peers of this host, the others listen at the local addresses `nodes` (one NIC each; empty: the
+    provider's choice) on `port` (0: a fresh one, as PROTOCOL wants; a fixed one is for sites whose firewall asks for
+    it).
 
-    The file is mapped here and again for every grant; the descriptor may be closed afterwards. Raises FabricError
-    when the provider is missing or cannot do what the fabric needs.
+    The owner thread runs on `cpus` (empty: on any). With `beside`, another device of this process (memory of its own,
+    NICs of its own), both count with the same imm counters: arm and disarm on either, Reached and Surplus are told by
+    the one that came first.
+
+    Peers are watched from a thread of its own over control connections (for TCP at the first of `nodes`, on a port next
+    to `port`): PeerLost when one breaks, PeerSilent after `silence_s` without a heartbeat.
+
+    The file is mapped here and again for every peer; the descriptor may be closed afterwards. Raises InputError for
+    arguments that cannot be, FabricError when a provider is missing or cannot do what the fabric needs.
     """
 
     raise_layers: _RaiseLayers
+    _engine: _native.Engine
 
     def __init__(
         self,
         memory_fd: int,
         length: int,
         *,
-        provider: str = "tcp;ofi_rxm",
-        node: str | None = "127.0.0.1",
+        transports: Sequence[Transport] = ("mapped", "tcp"),
+        nodes: Sequence[str] = ("127.0.0.1",),
         port: int = 0,
+        cpus: Sequence[int] = (),
+        beside: "NativeFabric | None" = None,
+        silence_s: float = 2.0,
     ) -> None:
-        self._engine = _native.Engine(memory_fd, length, provider, node, port)
-        self._provider = self._engine.traits.provider
+        if not transports or len(set(transports)) < len(transports):
+            raise InputError("transports", f"must be different ones, at least one, are {tuple(transports)}")
+        for transport in transports:
+            if transport != "mapped" and transport not in PROVIDERS:
+                known = ", ".join(("mapped", *PROVIDERS))
+                raise InputError("transports", f"must be of {known}, has {transport!r}")
+        strange = set(cpus) - os.sched_getaffinity(0)
+        if strange:
+            raise InputError("cpus", f"must be of those that this process may use, has {sorted(strange)}")
+        if len(nodes) > MAX_NICS:
+            raise InputError("nodes", f"must be at most {MAX_NICS}, are {len(nodes)}")
+        if not 0.1 <= silence_s <= 3600:
+            raise InputError("silence_s", f"must be 0.1 to 3600 seconds, is {silence_s}")
+        places = [(node, port) for node in nodes] or [("", port)]
+        providers = [(PROVIDERS[each], places) for each in transports if each != "mapped"]
+        setup = _native.Setup(
+            control=_control_name(port) if "mapped" in transports else "",
+            watch=f"{nodes[0]}:{port + 1 if port else 0}" if nodes and providers else "",
+            silence_s=silence_s,
+            cpus=list(cpus),
+            providers=providers,
+        )
+        self._engine = _native.Engine(memory_fd, length, setup, beside._engine if beside is not None else None)
+        self._provider = ", ".join(transports)
         # The model thread's call, without a Python frame around it.
         self.raise_layers = self._engine.raise_layers
         # Also at exit: libfabric's own clean-up must not meet a running owner.
@@ -121,7 +190,8 @@ class NativeFabric:
         return self._engine.event_fd
 
     @property
-    def traits(self) -> _native.Traits:
+    def traits(self) -> list[_native.Traits]:
+        """Of each libfabric provider that is open here."""
         return self._engine.traits
 
     def add_peer(self, address: bytes) -> PeerId:
@@ -130,14 +200,18 @@ class NativeFabric:
     def remove_peer(self, peer: PeerId) -> None:
         self._engine.remove_peer(peer)
 
-    def grant(self, peer: PeerId) -> Descriptor:
-        virtual, base, length, key, generation = self._engine.grant(peer)
-        return Descriptor(
-            addressing="virtual" if virtual else "offset", base=base, length=length, key=key, generation=generation
-        )
+    def transport(self, peer: PeerId) -> str:
+        return self._engine.transport(peer)
 
-    def revoke(self, peer: PeerId) -> None:
-        self._engine.revoke(peer)
+    def num_cuts(self, peer: PeerId, length: int) -> int:
+        return self._engine.num_cuts(peer, length)
+
+    def grant(self, peer: PeerId) -> Descriptor:
+        addressing, base, length, keys, generation = self._engine.grant(peer)
+        return Descriptor(addressing=addressing, base=base, length=length, keys=keys, generation=generation)
+
+    def revoke(self, peer: PeerId) -> bool:
+        return self._engine.revoke(peer)
 
     def connect(self, peer: PeerId, descriptor: Descriptor) -> None:
         self._engine.connect(peer, descriptor)
@@ -154,8 +228,8 @@ class NativeFabric:
     def disarm(self, imm: Imm) -> None:
         self._engine.disarm(imm)
 
-    def open_transfer(self, peer: PeerId, imm: Imm, *, num_pages: int = 0) -> TransferId:
-        return TransferId(self._engine.open_transfer(peer, imm, num_pages))
+    def open_transfer(self, peer: PeerId, imm: Imm, *, num_pages: int = 0, deadline_s: float = math.inf) -> TransferId:
+        return TransferId(self._engine.open_transfer(peer, imm, num_pages, deadline_s))
 
     def submit_write(self, transfer: TransferId, *, src_offset: int, dst_offset: int, length: int) -> None:
         self._engine.submit_write(transfer, src_offset, dst_offset, length)
@@ -199,5 +273,22 @@ class NativeFabric:
         """Processor time that the owner thread has used so far."""
         return self._engine.owner_cpu_ns()
 
+    def echo(self, peer: PeerId, imm: Imm, reply: Imm) -> None:
+        """From now on the owner answers every arrival of `imm`, which is counted nowhere, with an 8-byte write to the
+        connected `peer` that carries `reply`: the wall that `round_trips` plays against."""
+        self._engine.echo(peer, imm, reply)
+
+    def round_trips(
+        self, peer: PeerId, imm: Imm, reply: Imm, *, count: int, pause_s: float = 0.0
+    ) -> NDArray[np.uint64]:
+        """8 bytes with `imm` to the connected `peer`, whose `echo` answers with `reply`, from owner to owner; the first
+        bytes of both memories are written. -> nanoseconds of each, `[count] uint64`. Raises FabricError after 60 s."""
+        return self._engine.round_trips(peer, imm, reply, count, pause_s)
+
     def close(self) -> None:
         self._finalizer()
+
+
+def _control_name(port: int) -> str:
+    """Fresh at every start, like the endpoint's own address; known again where that one is."""
+    return f"headrace-{os.geteuid()}-{port or secrets.token_hex(16)}"

@@ -11,8 +11,15 @@
 namespace headrace::fabric {
 namespace {
 
-// What a provider may have taken from a socket and not yet put in its place.
-constexpr std::uint64_t kMaxStaged = std::uint64_t{1} << 20;
+// A single write is shared by NICs from here on: below it, one of them is as fast.
+constexpr std::uint64_t kLeastShared = std::uint64_t{256} << 10;
+
+// Of each NIC; "?" where there is none.
+std::string told(const Address& address) {
+  std::string text = address.control.empty() ? "" : "mapped";
+  for (const NicAddress& nic : address.nics) text += (text.empty() ? "" : ", ") + nic.provider;
+  return text.empty() ? "?" : text;
+}
 
 }  // namespace
 
@@ -24,20 +31,39 @@ Owner::Peer& Owner::peer_of(std::uint64_t peer) {
 
 std::uint64_t Owner::add_peer(const std::string& address) {
   return call([this, address] {
-    const fi_addr_t inserted = endpoint_->insert(address);
+    const Address theirs = Address::decode(address);
+    auto [route, link] = reach(next_peer_, theirs);
     for (const auto& [id, peer] : peers_)
-      if (peer.address == inserted) throw InputError("address", "is peer " + std::to_string(id) + " already");
+      if (peer.route == route) throw InputError("address", "is peer " + std::to_string(id) + " already");
     const std::uint64_t id = next_peer_++;
-    peers_[id].address = inserted;
+    Peer& added = peers_[id];
+    added.route = std::move(route);
+    added.link = std::move(link);
+    if (watch_ && added.link->transport() != "mapped" && !theirs.watch.empty()) watch_->begin(id, theirs.watch);
+    share_windows();
     return id;
   });
+}
+
+// By which of its ways. Both sides find the same one: of one host mapped, then the first provider that both have.
+std::pair<std::string, std::unique_ptr<Link>> Owner::reach(std::uint64_t id, const Address& theirs) {
+  if (mapped_ && theirs.host == own_.host && !theirs.control.empty())
+    return {"mapped " + theirs.control, mapped_->link(id, theirs.control)};
+  for (const auto& each : rails_) {
+    std::vector<NicAddress> nics;
+    std::ranges::copy_if(theirs.nics, std::back_inserter(nics),
+                         [&](const NicAddress& nic) { return nic.provider == each->provider(); });
+    if (!nics.empty()) return {each->provider() + " " + nics[0].name, each->link(nics)};
+  }
+  throw InputError("address", "no transport in common: ours are " + told(own_) + ", the peer's " + told(theirs) +
+                                  (theirs.host == own_.host ? "" : " on another host"));
 }
 
 void Owner::remove_peer(std::uint64_t peer) {
   call([this, peer] {
     Peer& removed = peer_of(peer);
-    withdraw(removed);
-    endpoint_->abandon(peer);
+    removed.link->withdraw();
+    removed.link->abandon(peer);
     for (const auto& [id, transfer] : std::map(transfers_.begin(), transfers_.end())) {
       if (transfer->peer != peer || transfer->told) continue;
       if (transfer->num_outstanding > 0) transfer->fail(FI_ECANCELED, "the peer was removed");
@@ -45,76 +71,86 @@ void Owner::remove_peer(std::uint64_t peer) {
       give_up(transfer);
     }
     peers_.erase(peer);
+    if (watch_) watch_->end(peer);
+    share_windows();
   });
+}
+
+std::string Owner::transport(std::uint64_t peer) {
+  return call([this, peer] { return peer_of(peer).link->transport(); });
+}
+
+std::uint64_t Owner::cuts(const Peer& peer, std::uint64_t length) const {
+  return length < kLeastShared ? 1 : peer.link->num_rails();
+}
+
+std::uint64_t Owner::num_cuts(std::uint64_t peer, std::uint64_t length) {
+  return call([this, peer, length] { return cuts(peer_of(peer), length); });
 }
 
 Descriptor Owner::grant(std::uint64_t peer) {
-  return call([this, peer] {
-    Peer& granted = peer_of(peer);
-    withdraw(granted);
-    // A new range each time: the old one stays ours, for what is still landing there.
-    granted.alias = Mapping(memory_fd_, memory_.length());
-    granted.access = endpoint_->register_memory(granted.alias.data(), granted.alias.length(), FI_REMOTE_WRITE);
-    Descriptor descriptor;
-    descriptor.virtual_addressing = traits_.virtual_addressing;
-    if (traits_.virtual_addressing) descriptor.base = reinterpret_cast<std::uint64_t>(granted.alias.data());
-    descriptor.length = granted.alias.length();
-    descriptor.key = granted.access.key;
-    descriptor.generation = ++num_grants_;
-    return descriptor;
-  });
+  return call([this, peer] { return peer_of(peer).link->grant(++num_grants_); });
 }
 
-void Owner::revoke(std::uint64_t peer) {
-  call([this, peer] { withdraw(peer_of(peer)); });
-}
-
-void Owner::withdraw(Peer& peer) {
-  if (peer.alias.data() == nullptr) return;
-  // A later write with the dead key breaks the connection (tcp, libfabric 1.17): messages under way to and from that
-  // peer may be lost with it, most of them told as SendFailed; the next post connects again. Key first, so that no new
-  // header passes; then the memory, so that the rest of a write already begun misses it.
-  const long rc = peer.access.region ? fi_close(&peer.access.region.release()->fid) : 0;
-  peer.alias.detach();
-  detached_.push_back({.alias = std::exchange(peer.alias, Mapping()), .connections = endpoint_->connections()});
-  release_detached();
-  check("fi_close(region)", rc);
-}
-
-// Peers that come and go must not use up the address space; nor may one fill memory with the rest of a write.
-void Owner::release_detached() {
-  const auto now = endpoint_->connections();
-  const std::uint64_t longest = memory_.length() * std::max<std::uint64_t>(traits_.rma_iov_limit, 1) + kMaxStaged;
-  const auto passed = [&](const Connection& then) {
-    return std::ranges::none_of(*now, [&](const Connection& each) {
-      return each.identity == then.identity && each.num_bytes_taken < then.num_bytes_received + longest;
-    });
-  };
-  for (auto& [alias, connections] : detached_) {
-    alias.discard();
-    if (now && connections) std::erase_if(*connections, passed);
-  }
-  std::erase_if(detached_, [](const Detached& each) { return each.connections && each.connections->empty(); });
+bool Owner::revoke(std::uint64_t peer) {
+  return call([this, peer] { return peer_of(peer).link->withdraw(); });
 }
 
 void Owner::connect(std::uint64_t peer, const Descriptor& descriptor) {
   call([this, peer, descriptor] {
     Peer& connected = peer_of(peer);
-    if (descriptor.virtual_addressing != traits_.virtual_addressing)
-      throw InputError("descriptor.addressing", std::string("this provider writes by ") +
-                                                    (traits_.virtual_addressing ? "virtual address" : "offset"));
     if (descriptor.length == 0) throw InputError("descriptor.length", "must be at least 1 byte");
+    if (descriptor.keys.empty()) throw InputError("descriptor.keys", "must be at least one");
     // A Hello overtaken by the next one must not bring back a revoked key.
     if (connected.target && descriptor.generation < connected.target->generation)
       throw InputError("descriptor", "generation " + std::to_string(descriptor.generation) + " is older than the " +
                                          std::to_string(connected.target->generation) + " in use");
+    connected.link->connect(descriptor);
     for (const auto& [id, transfer] : std::map(transfers_.begin(), transfers_.end()))
       if (transfer->peer == peer) give_up(transfer);
-    connected.target = Target{.base = descriptor.base,
-                              .length = descriptor.length,
-                              .key = descriptor.key,
-                              .generation = descriptor.generation};
+    connected.target = Target{.length = descriptor.length, .generation = descriptor.generation};
   });
+}
+
+PeerNews Owner::peer_news() {
+  return {.queue =
+              [this](std::function<void()> command) {
+                const std::lock_guard guard(mutex_);
+                if (!stopping_) queue(std::move(command));
+              },
+          .lost = [this](std::uint64_t peer, int code, const std::string& text) { peer_lost(peer, code, text); },
+          .silent = [this](std::uint64_t peer) { events_->append(PeerSilent{peer}); },
+          .heard = [this](std::uint64_t peer) { events_->append(PeerHeard{peer}); }};
+}
+
+// What was not posted never will be. What was is up to the provider: its source may still be read.
+void Owner::peer_lost(std::uint64_t peer, int code, const std::string& text) {
+  Peer& lost = peer_of(peer);
+  events_->append(PeerLost{peer, code, text});
+  if (lost.target) lost.target->generation = 0;  // a process started anew counts its grants anew
+  for (const auto& [id, transfer] : std::map(transfers_.begin(), transfers_.end())) {
+    if (transfer->peer != peer || transfer->told || transfer->complete) continue;
+    transfer->fail(code, "control connection: " + text);
+    give_up(transfer);
+  }
+  if (lost.messages.empty()) return;
+  events_->append(SendFailed{peer, code, "control connection: " + text});
+  for (const auto& message : std::deque(lost.messages)) {
+    message->failed = true;
+    lost.unqueue(message);
+  }
+}
+
+void Owner::end_late(std::uint64_t now) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const auto found = transfers_.find(deadlines_.begin()->second);
+    deadlines_.erase(deadlines_.begin());
+    if (found == transfers_.end() || found->second->told || found->second->complete) continue;
+    const auto late = found->second;
+    late->fail(FI_ETIMEDOUT, "its deadline passed");
+    late->ended = true;
+    give_up(late);
+  }
 }
 
 void Owner::send(std::uint64_t peer, std::string message) {
@@ -125,7 +161,7 @@ void Owner::send(std::uint64_t peer, std::string message) {
     auto queued = std::make_shared<OutgoingMessage>();
     queued->bytes = std::move(bytes);
     if (to.num_queued_bytes + queued->cost() > kMaxQueuedBytes) {
-      events_.append(SendFailed{peer, FI_ENOBUFS, std::to_string(to.messages.size()) + " messages wait already"});
+      events_->append(SendFailed{peer, FI_ENOBUFS, std::to_string(to.messages.size()) + " messages wait already"});
       return;
     }
     to.num_queued_bytes += queued->cost();
@@ -135,15 +171,15 @@ void Owner::send(std::uint64_t peer, std::string message) {
 }
 
 void Owner::arm(std::uint32_t imm, std::uint64_t expected) {
-  call([this, imm, expected] { counters_.arm(imm, expected); });
+  call([this, imm, expected] { counters_->arm(imm, expected); });
 }
 
 void Owner::retarget(std::uint32_t imm, std::uint64_t expected) {
-  call([this, imm, expected] { counters_.retarget(imm, expected, now_ns()); });
+  call([this, imm, expected] { counters_->retarget(imm, expected, now_ns()); });
 }
 
 void Owner::disarm(std::uint32_t imm) {
-  call([this, imm] { counters_.disarm(imm); });
+  call([this, imm] { counters_->disarm(imm); });
 }
 
 Statistics Owner::statistics() {
@@ -151,9 +187,10 @@ Statistics Owner::statistics() {
     Statistics now = statistics_;
     now.num_peers_now = peers_.size();
     now.num_transfers_now = num_transfers_;
-    now.num_counters_now = counters_.num_armed();
-    now.num_arrivals = counters_.num_arrivals;
-    now.num_surplus = counters_.num_surplus;
+    const auto counted = counters_->counts();
+    now.num_counters_now = counted.num_armed;
+    now.num_arrivals = counted.num_arrivals;
+    now.num_surplus = counted.num_surplus;
     now.num_fragments_dropped = assembler_.num_dropped;
     return now;
   });

@@ -2,6 +2,9 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
 
 #include "errors.h"
 
@@ -85,16 +88,6 @@ PageWrites to_page_reads(nb::handle record) {
   return reads;
 }
 
-PageWrites to_single_write(std::int64_t src_offset, std::int64_t dst_offset, std::int64_t length) {
-  PageWrites writes;
-  writes.src = Pages{.offset = src_offset, .layer_stride = 0, .page_stride = 0, .indices = {0}};
-  writes.dst = Pages{.offset = dst_offset, .layer_stride = 0, .page_stride = 0, .indices = {0}};
-  writes.positions = {0};
-  writes.layer_end = 1;
-  writes.length = static_cast<std::uint64_t>(within("length", length, 0));
-  return writes;
-}
-
 LastWrite to_last_write(nb::handle record) {
   LastWrite last;
   last.src = static_cast<std::uint64_t>(integer(record, "src_offset", "last.", 0));
@@ -107,13 +100,15 @@ LastWrite to_last_write(nb::handle record) {
 Descriptor to_descriptor(nb::handle record) {
   const std::string prefix = "descriptor.";
   const auto addressing = nb::cast<std::string>(record.attr("addressing"));
-  if (addressing != "virtual" && addressing != "offset")
-    throw InputError(prefix + "addressing", "must be 'offset' or 'virtual', is '" + addressing + "'");
+  const auto known = std::ranges::find(kAddressings, addressing);
+  if (known == kAddressings.end())
+    throw InputError(prefix + "addressing", "must be 'offset', 'virtual' or 'mapped', is '" + addressing + "'");
   Descriptor descriptor;
-  descriptor.virtual_addressing = addressing == "virtual";
+  descriptor.addressing = static_cast<Addressing>(known - kAddressings.begin());
   descriptor.base = unsigned_integer(record, "base", prefix);
   descriptor.length = unsigned_integer(record, "length", prefix);
-  descriptor.key = unsigned_integer(record, "key", prefix);
+  if (!nb::try_cast(record.attr("keys"), descriptor.keys))
+    throw InputError(prefix + "keys", "must be a tuple of integers in [0, 2**64)");
   descriptor.generation = static_cast<std::uint32_t>(integer(record, "generation", prefix, 0, 0xffffffff));
   return descriptor;
 }

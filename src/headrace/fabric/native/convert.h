@@ -4,16 +4,20 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "owner.h"
 #include "transfers.h"
 
 namespace headrace::fabric {
+
+constexpr std::array<std::string_view, 3> kAddressings = {"offset", "virtual", "mapped"};  // by Addressing
 
 constexpr std::int64_t kMaxInt = std::numeric_limits<std::int64_t>::max();
 
@@ -23,7 +27,6 @@ std::uint32_t to_imm(std::int64_t imm);
 
 PageWrites to_page_writes(nanobind::handle record);
 PageWrites to_page_reads(nanobind::handle record);
-PageWrites to_single_write(std::int64_t src_offset, std::int64_t dst_offset, std::int64_t length);
 LastWrite to_last_write(nanobind::handle record);
 Descriptor to_descriptor(nanobind::handle record);
 

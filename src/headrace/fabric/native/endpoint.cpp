@@ -3,7 +3,6 @@
 #include <rdma/fi_cm.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 
 #include "clock.h"
 #include "errors.h"
+#include "keys.h"
 #include "signals.h"
 #include "sockets.h"
 
@@ -24,12 +24,6 @@ constexpr std::size_t kBatch = 64;
 constexpr std::uint64_t kHangUp = 2'000'000'000;  // what is in the sockets is read first: megabytes at most
 // Ops that failed may complete in error a second time: they rest this long before they are used again.
 constexpr std::size_t kRetired = 16384;
-
-std::uint64_t random_key(std::size_t size) {
-  std::uint64_t key = 0;
-  if (::getrandom(&key, sizeof key, 0) != sizeof key) throw FabricError("getrandom", errno, std::strerror(errno));
-  return size < sizeof key ? key & ((std::uint64_t{1} << (8 * size)) - 1) : key;
-}
 
 fi_info* ask(const std::string& provider, const Local& local) {
   const std::unique_ptr<fi_info, void (*)(fi_info*)> hints(fi_allocinfo(), fi_freeinfo);
@@ -57,6 +51,16 @@ bool is_arrival(const fi_cq_data_entry& entry) {
 
 }  // namespace
 
+bool has_provider(const std::string& provider) {
+  const SignalHandlers handlers;
+  try {
+    fi_freeinfo(ask(provider, {}));
+    return true;
+  } catch (const FabricError&) {
+    return false;
+  }
+}
+
 Endpoint::Endpoint(const std::string& provider, const Local& local) {
   const SignalHandlers handlers;  // put back at the end: providers install their own
   open(provider, local);
@@ -71,10 +75,12 @@ Endpoint::~Endpoint() {
   if (!hang_up()) {
     // Never seen; a few open files are better than a crash.
     for (auto& chunk : chunks_) chunk.release();
+    source_.region.release();
     endpoint_.release(), queue_.release(), addresses_.release(), domain_.release(), fabric_.release();
     return;
   }
   // Registrations bound to the endpoint must go before it.
+  source_.region.reset();
   for (auto& chunk : chunks_) chunk->registration.region.reset();
 }
 
@@ -240,10 +246,14 @@ Op* Endpoint::claim(void* context) {
   return op != nullptr && op->state == OpState::live ? op : nullptr;
 }
 
-long Endpoint::post_write(Op* op, fi_addr_t to, const std::byte* from, void* descriptor, const Write& write) {
-  const Transfer& transfer = *write.transfer;
-  return fi_writedata(endpoint_.get(), from, write.length, descriptor, transfer.imm, to,
-                      transfer.target.base + write.dst, transfer.target.key, static_cast<fi_context2*>(op));
+void Endpoint::register_source(std::byte* data, std::size_t length) {
+  if (traits_.local_registration) source_ = register_memory(data, length, FI_WRITE | FI_READ);
+}
+
+long Endpoint::post_write(Op* op, fi_addr_t to, const std::byte* from, std::size_t length, std::uint32_t imm,
+                          RemotePlace place) {
+  return fi_writedata(endpoint_.get(), from, length, source_.descriptor(), imm, to, place.at, place.key,
+                      static_cast<fi_context2*>(op));
 }
 
 long Endpoint::post_send(Op* op, fi_addr_t to, std::size_t length) {
@@ -262,7 +272,7 @@ void Endpoint::read(std::vector<Completion>& completions) {
   check("fi_cq_read", count);
   for (long i = 0; i < count; ++i) {
     const auto& entry = entries[static_cast<std::size_t>(i)];
-    Completion completion;
+    Completion completion{.endpoint = this};
     if (is_arrival(entry)) {
       completion.imm = static_cast<std::uint32_t>(entry.data);
     } else {
@@ -279,7 +289,7 @@ void Endpoint::read_error(std::vector<Completion>& completions) {
   const long count = fi_cq_readerr(queue_.get(), &error, 0);
   if (count == -FI_EAGAIN) return;
   check("fi_cq_readerr", count);
-  Completion completion;
+  Completion completion{.endpoint = this};
   // Errors of connections carry no context; those of operations may be told twice.
   completion.op = claim(error.op_context);
   if (completion.op == nullptr) return;

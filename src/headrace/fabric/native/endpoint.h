@@ -62,6 +62,11 @@ struct Registration {
   void* descriptor() const { return region ? fi_mr_desc(region.get()) : nullptr; }
 };
 
+struct RemotePlace {
+  std::uint64_t at = 0;
+  std::uint64_t key = 0;
+};
+
 enum class OpKind { write, send, receive };
 // abandoned: nobody waits any more, but the provider still holds the context.
 enum class OpState { free, live, abandoned };
@@ -77,13 +82,19 @@ struct Op : fi_context2 {
   void* descriptor = nullptr;
 };
 
+class Endpoint;
+
 struct Completion {
+  Endpoint* endpoint = nullptr;
   Op* op = nullptr;  // null: an arrival
   std::uint32_t imm = 0;
   std::size_t length = 0;
   int code = 0;
-  std::string text;
+  std::string text{};
 };
+
+// Whether this machine has what the provider needs.
+bool has_provider(const std::string& provider);
 
 class Endpoint {
  public:
@@ -98,6 +109,8 @@ class Endpoint {
   // received (see hang_up). The entry stays for the endpoint's life; the same address gives the same entry again.
   fi_addr_t insert(const std::string& address);
   Registration register_memory(std::byte* data, std::size_t length, std::uint64_t access);
+  // What writes from here take their bytes from, where the provider wants to know.
+  void register_source(std::byte* data, std::size_t length);
 
   // An op of that kind, taken from the pool; `recycle` gives it back (a completion's is given back by the caller).
   Op* take(OpKind kind);
@@ -107,7 +120,8 @@ class Endpoint {
   std::uint64_t num_abandoned() const { return num_abandoned_; }
 
   // All three return 0, -FI_EAGAIN or a negative errno; the op stays the caller's unless 0.
-  long post_write(Op* op, fi_addr_t to, const std::byte* from, void* descriptor, const Write& write);
+  long post_write(Op* op, fi_addr_t to, const std::byte* from, std::size_t length, std::uint32_t imm,
+                  RemotePlace place);
   long post_send(Op* op, fi_addr_t to, std::size_t length);
   long post_receive(Op* op);
 
@@ -145,6 +159,7 @@ class Endpoint {
   Opened<fid_domain> domain_;
   Opened<fid_av> addresses_;
   Opened<fid_cq> queue_;
+  Registration source_;
   std::vector<std::unique_ptr<Chunk>> chunks_;
   Opened<fid_ep> endpoint_;
   int wait_fd_ = -1;

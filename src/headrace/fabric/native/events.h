@@ -54,7 +54,26 @@ struct DigestsReady {
   std::vector<std::uint64_t> digests;
 };
 
-using Event = std::variant<MessageReceived, SendFailed, Reached, Surplus, TransferDone, DigestsReady>;
+struct Revoked {
+  std::uint64_t peer;
+};
+
+struct PeerLost {
+  std::uint64_t peer;
+  int code;
+  std::string text;
+};
+
+struct PeerSilent {
+  std::uint64_t peer;
+};
+
+struct PeerHeard {
+  std::uint64_t peer;
+};
+
+using Event = std::variant<MessageReceived, SendFailed, Reached, Surplus, TransferDone, DigestsReady, Revoked, PeerLost,
+                           PeerSilent, PeerHeard>;
 
 class EventFd {
  public:

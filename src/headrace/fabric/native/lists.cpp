@@ -5,12 +5,14 @@
 #include <map>
 #include <utility>
 
+#include "clock.h"
 #include "errors.h"
 #include "owner.h"
 
 namespace headrace::fabric {
 namespace {
 
+constexpr double kNoDeadline = 1e9;                          // seconds
 constexpr std::uint64_t kMaxPages = std::uint64_t{1} << 32;  // positions have 32 bits in a seed
 
 void check_positions(const PageWrites& writes, std::uint64_t num_pages, const std::string& field) {
@@ -61,8 +63,9 @@ bool Owner::check_target(Transfer& transfer, const LastWrite& last) {
   return false;
 }
 
-std::uint64_t Owner::open_transfer(std::uint64_t peer, std::uint32_t imm, std::uint64_t num_pages) {
-  return call([this, peer, imm, num_pages] {
+std::uint64_t Owner::open_transfer(std::uint64_t peer, std::uint32_t imm, std::uint64_t num_pages, double deadline_s) {
+  return call([this, peer, imm, num_pages, deadline_s] {
+    if (!(deadline_s >= 0)) throw InputError("deadline_s", "must be at least 0");
     const Peer& to = peer_of(peer);
     if (!to.target) throw InputError("peer", std::to_string(peer) + " is not connected: no descriptor of its memory");
     if (num_pages >= kMaxPages) throw InputError("num_pages", "must be below 2**32");
@@ -74,21 +77,43 @@ std::uint64_t Owner::open_transfer(std::uint64_t peer, std::uint32_t imm, std::u
     transfer->digests.resize(num_pages);
     ++num_transfers_;
     transfers_[transfer->id] = transfer;
+    if (deadline_s < kNoDeadline)
+      deadlines_.emplace(now_ns() + static_cast<std::uint64_t>(deadline_s * 1e9), transfer->id);
     return transfer->id;
   });
 }
 
-void Owner::submit_pages(std::uint64_t transfer, PageWrites writes, bool hashed) {
-  call([this, transfer, hashed, writes = std::make_shared<PageWrites>(std::move(writes))] {
+void Owner::submit_pages(std::uint64_t transfer, PageWrites writes) {
+  call([this, transfer, writes = std::move(writes)]() mutable {
     const auto list = open_list(transfer);
-    check_source(*writes, hashed ? "writes.src" : "src_offset");
-    if (hashed && !list->digests.empty()) check_positions(*writes, list->digests.size(), "writes");
+    check_source(writes, "writes.src");
+    if (!list->digests.empty()) check_positions(writes, list->digests.size(), "writes");
     if (list->given_up) return;
-    if (!check_target(*list, *writes)) return give_up(list);
-    if (!hashed) writes->positions.assign(writes->positions.size(), -1);
-    list->num_unposted += writes->num_writes();
-    peer_of(list->peer).writes.add_ready(Part{list, writes});
+    if (!check_target(*list, writes)) return give_up(list);
+    queue_writes(list, std::move(writes));
   });
+}
+
+void Owner::submit_write(std::uint64_t transfer, std::uint64_t src, std::uint64_t dst, std::uint64_t length) {
+  call([=, this] {
+    const auto list = open_list(transfer);
+    const auto whole = PageWrites::single(src, dst, length);
+    check_source(whole, "src_offset");
+    if (list->given_up) return;
+    if (!check_target(*list, whole)) return give_up(list);
+    // Equal shares; the last one takes what does not divide.
+    const std::uint64_t num = cuts(peer_of(list->peer), length);
+    const std::uint64_t share = length / num;
+    for (std::uint64_t i = 0; i < num; ++i) {
+      const std::uint64_t part = i + 1 < num ? share : length - share * i;
+      queue_writes(list, PageWrites::single(src + share * i, dst + share * i, part));
+    }
+  });
+}
+
+void Owner::queue_writes(const std::shared_ptr<Transfer>& list, PageWrites writes) {
+  list->num_unposted += writes.num_writes();
+  peer_of(list->peer).writes.add_ready(Part{list, std::make_shared<PageWrites>(std::move(writes))});
 }
 
 void Owner::submit_last(std::uint64_t transfer, std::optional<LastWrite> last) {
@@ -210,12 +235,12 @@ void Owner::settle(const std::shared_ptr<Transfer>& transfer) {
   // Hashing what nobody will read is over with it: its source pages may be reused from here on.
   transfer->given_up = true;
   --num_transfers_;
-  events_.append(TransferDone{.transfer = transfer->id,
-                              .num_posted = transfer->num_posted,
-                              .num_failed = transfer->num_failed,
-                              .complete = transfer->complete,
-                              .code = transfer->code,
-                              .text = transfer->text});
+  events_->append(TransferDone{.transfer = transfer->id,
+                               .num_posted = transfer->num_posted,
+                               .num_failed = transfer->num_failed,
+                               .complete = transfer->complete,
+                               .code = transfer->code,
+                               .text = transfer->text});
 }
 
 void Owner::forget(const std::vector<std::uint64_t>& told) {

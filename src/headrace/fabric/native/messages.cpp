@@ -11,17 +11,26 @@ constexpr std::uint32_t kMagic = 0x48524d31;  // "HRM1"
 
 }  // namespace
 
+FragmentHeader next_header(const OutgoingMessage& message, std::uint64_t sender) {
+  return {.magic = kMagic,
+          .length = static_cast<std::uint32_t>(message.bytes.size()),
+          .sender = sender,
+          .number = message.number,
+          .offset = static_cast<std::uint32_t>(message.offset),
+          .reserved = 0};
+}
+
+std::span<const std::byte> next_payload(const OutgoingMessage& message) {
+  const auto rest = std::as_bytes(std::span(message.bytes)).subspan(message.offset);
+  return rest.first(std::min(kPayload, rest.size()));
+}
+
 std::size_t cut_fragment(const OutgoingMessage& message, std::uint64_t sender, std::byte* fragment) {
-  const std::size_t payload = std::min(kPayload, message.bytes.size() - message.offset);
-  const FragmentHeader header{.magic = kMagic,
-                              .length = static_cast<std::uint32_t>(message.bytes.size()),
-                              .sender = sender,
-                              .number = message.number,
-                              .offset = static_cast<std::uint32_t>(message.offset),
-                              .reserved = 0};
+  const FragmentHeader header = next_header(message, sender);
+  const auto payload = next_payload(message);
   std::memcpy(fragment, &header, sizeof header);
-  std::memcpy(fragment + sizeof header, message.bytes.data() + message.offset, payload);
-  return sizeof header + payload;
+  std::memcpy(fragment + sizeof header, payload.data(), payload.size());
+  return sizeof header + payload.size();
 }
 
 std::optional<std::string> MessageAssembler::join(std::span<const std::byte> fragment) {

@@ -39,7 +39,10 @@ struct OutgoingMessage {
   std::size_t cost() const { return sizeof *this + bytes.size(); }
 };
 
-// Writes the next fragment of `message` to `fragment`; returns its size. The place moves when it was posted.
+// The next fragment of `message`; its place moves when it was posted.
+FragmentHeader next_header(const OutgoingMessage& message, std::uint64_t sender);
+std::span<const std::byte> next_payload(const OutgoingMessage& message);
+// Both, written to `fragment`; returns its size.
 std::size_t cut_fragment(const OutgoingMessage& message, std::uint64_t sender, std::byte* fragment);
 
 class MessageAssembler {

@@ -2,8 +2,9 @@
 // because letting go of it would cost more than the call. _native.pyi is the contract.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <optional>
@@ -19,15 +20,37 @@ namespace nb = nanobind;
 using namespace nb::literals;
 namespace {
 
+using Providers = std::vector<std::pair<std::string, std::vector<std::pair<std::string, std::int64_t>>>>;
+
+// As Python gives it.
+struct Setup {
+  std::string control;
+  std::string watch;
+  double silence_s = 2.0;
+  std::vector<int> cpus;
+  Providers providers;
+};
+
 class Engine {
  public:
-  Engine(int memory_fd, std::int64_t length, const std::string& provider, const std::optional<std::string>& node,
-         std::int64_t port) {
+  Engine(int memory_fd, std::int64_t length, const Setup& setup, const Engine* beside) {
     const auto bytes = static_cast<std::size_t>(within("length", length, 1));
-    const Local local{node.value_or(""), static_cast<std::uint16_t>(within("port", port, 0, 65535))};
-    if (local.node.empty() && local.port != 0) throw InputError("port", "needs a node to be bound on");
+    Transports transports{.control = setup.control,
+                          .watch = setup.watch,
+                          .silence_ns = static_cast<std::uint64_t>(setup.silence_s * 1e9),
+                          .cpus = setup.cpus,
+                          .providers = {}};
+    for (const auto& [provider, places] : setup.providers) {
+      std::vector<Local> locals;
+      for (const auto& [node, port] : places) {
+        locals.push_back({node, static_cast<std::uint16_t>(within("port", port, 0, 65535))});
+        if (node.empty() && port != 0) throw InputError("port", "needs a node to be bound on");
+      }
+      transports.providers.emplace_back(provider, std::move(locals));
+    }
+    const std::shared_ptr<Owner> other = beside != nullptr ? beside->open() : nullptr;
     const nb::gil_scoped_release unlocked;
-    owner_ = std::make_shared<Owner>(memory_fd, bytes, provider, local);
+    owner_ = std::make_shared<Owner>(memory_fd, bytes, transports, other.get());
   }
 
   // Runs `act` on the owner without the GIL. The owner lives until the last call has left it.
@@ -74,6 +97,10 @@ struct Tell {
                                "num_failed"_a = event.num_failed, "complete"_a = event.complete, "code"_a = event.code,
                                "text"_a = event.text);
   }
+  void operator()(const PeerLost& event) const { sink.attr("peer_lost")(event.peer, event.code, event.text); }
+  void operator()(const PeerSilent& event) const { sink.attr("peer_silent")(event.peer); }
+  void operator()(const PeerHeard& event) const { sink.attr("peer_heard")(event.peer); }
+  void operator()(const Revoked& event) const { sink.attr("revoked")(event.peer); }
   void operator()(DigestsReady& event) const {
     sink.attr("digests_ready")(event.digest, to_array(std::move(event.digests)));
   }
@@ -87,7 +114,8 @@ void drain(Engine& engine, nb::object sink) {
 
 nb::tuple grant(Engine& engine, std::uint64_t peer) {
   const auto descriptor = engine.with([peer](Owner& owner) { return owner.grant(peer); });
-  return nb::make_tuple(descriptor.virtual_addressing, descriptor.base, descriptor.length, descriptor.key,
+  const std::string addressing(kAddressings[static_cast<std::size_t>(descriptor.addressing)]);
+  return nb::make_tuple(addressing, descriptor.base, descriptor.length, nb::tuple(nb::cast(descriptor.keys)),
                         descriptor.generation);
 }
 
@@ -179,8 +207,24 @@ void define_peers(nb::class_<Engine>& engine) {
           "peer"_a)
       .def("grant", &grant, "peer"_a)
       .def(
-          "revoke", [](Engine& self, std::uint64_t peer) { self.with([peer](Owner& owner) { owner.revoke(peer); }); },
+          "revoke",
+          [](Engine& self, std::uint64_t peer) {
+            return self.with([peer](Owner& owner) { return owner.revoke(peer); });
+          },
           "peer"_a)
+      .def(
+          "transport",
+          [](Engine& self, std::uint64_t peer) {
+            return self.with([peer](Owner& owner) { return owner.transport(peer); });
+          },
+          "peer"_a)
+      .def(
+          "num_cuts",
+          [](Engine& self, std::uint64_t peer, std::int64_t length) {
+            const auto bytes = static_cast<std::uint64_t>(within("length", length, 0));
+            return self.with([=](Owner& owner) { return owner.num_cuts(peer, bytes); });
+          },
+          "peer"_a, "length"_a)
       .def(
           "connect",
           [](Engine& self, std::uint64_t peer, nb::object descriptor) {
@@ -222,24 +266,26 @@ void define_writes(nb::class_<Engine>& engine) {
   engine
       .def(
           "open_transfer",
-          [](Engine& self, std::uint64_t peer, std::int64_t imm, std::int64_t num_pages) {
+          [](Engine& self, std::uint64_t peer, std::int64_t imm, std::int64_t num_pages, double deadline_s) {
             const auto pages = static_cast<std::uint64_t>(within("num_pages", num_pages, 0));
-            return self.with([=](Owner& owner) { return owner.open_transfer(peer, to_imm(imm), pages); });
+            return self.with([=](Owner& owner) { return owner.open_transfer(peer, to_imm(imm), pages, deadline_s); });
           },
-          "peer"_a, "imm"_a, "num_pages"_a)
+          "peer"_a, "imm"_a, "num_pages"_a, "deadline_s"_a)
       .def(
           "submit_write",
           [](Engine& self, std::uint64_t transfer, std::int64_t src_offset, std::int64_t dst_offset,
              std::int64_t length) {
-            auto write = to_single_write(src_offset, dst_offset, length);
-            self.with([&](Owner& owner) { owner.submit_pages(transfer, std::move(write), false); });
+            const auto bytes = static_cast<std::uint64_t>(within("length", length, 0));
+            const auto src = static_cast<std::uint64_t>(src_offset);  // a negative one is beyond every memory
+            const auto dst = static_cast<std::uint64_t>(dst_offset);
+            self.with([=](Owner& owner) { owner.submit_write(transfer, src, dst, bytes); });
           },
           "transfer"_a, "src_offset"_a, "dst_offset"_a, "length"_a)
       .def(
           "submit_pages",
           [](Engine& self, std::uint64_t transfer, nb::object writes) {
             auto pages = to_page_writes(writes);
-            self.with([&](Owner& owner) { owner.submit_pages(transfer, std::move(pages), true); });
+            self.with([&](Owner& owner) { owner.submit_pages(transfer, std::move(pages)); });
           },
           "transfer"_a, "writes"_a)
       .def("submit_last", &submit_last, "transfer"_a, "last"_a.none())
@@ -267,6 +313,22 @@ void define_results(nb::class_<Engine>& engine) {
           "num_fragments_dropped",
           [](Engine& self) { return self.with([](Owner& owner) { return owner.statistics().num_fragments_dropped; }); })
       .def("owner_cpu_ns", [](Engine& self) { return self.with([](Owner& owner) { return owner.cpu_ns(); }); })
+      .def(
+          "echo",
+          [](Engine& self, std::uint64_t peer, std::int64_t imm, std::int64_t reply) {
+            self.with([=](Owner& owner) { owner.echo(peer, to_imm(imm), to_imm(reply)); });
+          },
+          "peer"_a, "imm"_a, "reply"_a)
+      .def(
+          "round_trips",
+          [](Engine& self, std::uint64_t peer, std::int64_t imm, std::int64_t reply, std::int64_t count,
+             double pause_s) {
+            const auto times = static_cast<std::uint64_t>(within("count", count, 1));
+            const auto pause = static_cast<std::uint64_t>(pause_s * 1e9);
+            return to_array(self.with(
+                [=](Owner& owner) { return owner.round_trips(peer, to_imm(imm), to_imm(reply), times, pause); }));
+          },
+          "peer"_a, "imm"_a, "reply"_a, "count"_a, "pause_s"_a)
       .def("close", &Engine::close);
 }
 
@@ -294,9 +356,18 @@ void translate(const std::exception_ptr& thrown, void*) {
 NB_MODULE(_native, module) {
   nb::register_exception_translator(&translate);
   define_traits(module);
+  module.def("has_provider", &has_provider, "provider"_a);
+  nb::class_<Setup>(module, "Setup")
+      .def(
+          "__init__",
+          [](Setup* made, std::string control, std::string watch, double silence_s, std::vector<int> cpus,
+             Providers providers) {
+            new (made) Setup{std::move(control), std::move(watch), silence_s, std::move(cpus), std::move(providers)};
+          },
+          nb::kw_only(), "control"_a, "watch"_a, "silence_s"_a, "cpus"_a, "providers"_a);
   nb::class_<Engine> engine(module, "Engine");
-  engine.def(nb::init<int, std::int64_t, const std::string&, const std::optional<std::string>&, std::int64_t>(),
-             "memory_fd"_a, "length"_a, "provider"_a, "node"_a.none(), "port"_a);
+  engine.def(nb::init<int, std::int64_t, const Setup&, const Engine*>(), "memory_fd"_a, "length"_a, "setup"_a,
+             "beside"_a.none());
   define_peers(engine);
   define_counters(engine);
   define_writes(engine);

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 
 #include "clock.h"
 #include "errors.h"
+#include "keys.h"
 #include "signals.h"
 
 namespace headrace::fabric {
@@ -22,45 +22,59 @@ constexpr std::uint64_t kMillisecond = 1'000'000;
 constexpr std::uint64_t kSpin = 20 * kMicrosecond;
 constexpr std::uint64_t kDigestSlice = 500 * kMicrosecond;
 
-std::uint64_t random_id() {
-  std::uint64_t id = 0;
-  if (::getrandom(&id, sizeof id, 0) != sizeof id) throw FabricError("getrandom", errno, "no random bytes");
-  return id;
+void pin(std::thread& thread, const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  cpu_set_t chosen;
+  CPU_ZERO(&chosen);
+  for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &chosen);
+  ::pthread_setaffinity_np(thread.native_handle(), sizeof chosen, &chosen);  // those that exist were checked before
 }
 
-int duplicate(int fd) {
-  const int own = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  if (own < 0) throw InputError("memory_fd", "not an open file");
+Fd duplicate(int fd) {
+  Fd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!own) throw InputError("memory_fd", "not an open file");
   return own;
 }
 
 }  // namespace
 
-Owner::Owner(int memory_fd, std::size_t length, const std::string& provider, const Local& local)
-    : memory_(memory_fd, length),
-      endpoint_(std::make_unique<Endpoint>(provider, local)),
-      address_(endpoint_->name()),
-      traits_(endpoint_->traits()),
-      sender_(random_id()),
-      counters_(events_),
+Owner::Owner(int memory_fd, std::size_t length, const Transports& transports, const Owner* beside)
+    : memory_fd_(duplicate(memory_fd)),
+      memory_(memory_fd, length),
+      sender_(random_key()),
+      counters_(beside != nullptr ? beside->counters_ : std::make_shared<ImmCounters>(events_)),
       digester_(
           memory_.data(), [this](const std::shared_ptr<Transfer>& transfer) { settle(transfer); },
           [this](std::uint64_t digest, std::vector<std::uint64_t> sums) {
-            events_.append(DigestsReady{digest, std::move(sums)});
+            events_->append(DigestsReady{digest, std::move(sums)});
           }) {
-  if (traits_.local_registration)
-    local_ = endpoint_->register_memory(memory_.data(), memory_.length(), FI_WRITE | FI_READ);
-  post_receives();
-  memory_fd_ = duplicate(memory_fd);
+  own_.host = own_host();
+  for (const auto& [provider, locals] : transports.providers) {
+    const SourceMemory memory{.fd = memory_fd_.get(), .data = memory_.data(), .length = memory_.length()};
+    rails_.push_back(std::make_unique<Rails>(provider, locals, memory, sender_));
+    traits_.push_back(rails_.back()->traits());
+    for (NicAddress& nic : rails_.back()->addresses()) own_.nics.push_back(std::move(nic));
+  }
+  if (!transports.control.empty()) {
+    own_.control = transports.control;
+    const Mapped::Owner owner{.news = peer_news(),
+                              .revoked = [this](std::uint64_t peer) { events_->append(Revoked{peer}); },
+                              .may_retry = [this](std::uint64_t peer) { peer_of(peer).parked_until = 0; }};
+    mapped_ = std::make_unique<Mapped>(own_.control, bell_.fd(), memory_fd_.get(), memory_.length(), sender_,
+                                       transports.silence_ns, owner);
+  }
+  if (!transports.watch.empty()) {
+    own_.watch = transports.watch;
+    watch_ = std::make_unique<Watch>(own_.watch, bell_.fd(), transports.silence_ns, peer_news());
+  }
+  address_ = own_.encode();
   const BlockedSignals blocked;  // inherited by the thread
   thread_ = std::thread([this] { run(); });
   ::pthread_setname_np(thread_.native_handle(), "headrace-fabric");
+  pin(thread_, transports.cpus);
 }
 
-Owner::~Owner() {
-  stop();
-  ::close(memory_fd_);
-}
+Owner::~Owner() { stop(); }
 
 void Owner::stop() {
   if (forked()) return leave_to_parent();
@@ -76,12 +90,13 @@ void Owner::stop() {
 bool Owner::forked() const { return ::getpid() != process_; }
 
 // A forked child has no owner thread, and shares every connection with its parent: closing them here would break them
-// there. Libfabric's objects are left as they are.
+// there. All of it is left as it is.
 void Owner::leave_to_parent() {
   new std::thread(std::move(thread_));
-  for (auto& [id, peer] : peers_) peer.access.region.release();
-  local_.region.release();
-  endpoint_.release();
+  new std::map<std::uint64_t, Peer>(std::move(peers_));
+  for (auto& each : rails_) each.release();
+  mapped_.release();
+  watch_.release();
 }
 
 std::uint64_t Owner::cpu_ns() {
@@ -109,9 +124,9 @@ void Owner::queue(std::function<void()> command) {
 std::vector<Event> Owner::drain() {
   if (forked()) throw Closed();
   const std::lock_guard guard(mutex_);  // a failure comes before both looks or after them
-  auto events = events_.drain();
+  auto events = events_->drain();
   if (failure_) {  // what was told before the owner failed is still told, then the failure
-    events_.ring();
+    events_->ring();
     if (events.empty()) std::rethrow_exception(failure_);
     return events;
   }
@@ -131,20 +146,23 @@ void Owner::run() {
     const std::lock_guard guard(mutex_);
     failure_ = std::current_exception();
     give_all_up(error.what());
-    events_.ring();  // where no transfer was open there is nothing to tell but the failure
+    events_->ring();  // where no transfer was open there is nothing to tell but the failure
   }
   shut_down();
 }
 
 bool Owner::turn() {
   bool busy = has_commands_ && run_commands();
-  busy |= read_completions();
+  busy |= read_all();
   open_lasts();
+  busy |= play();
   busy |= post_all();
   busy |= hash_some();
+  const std::uint64_t now = now_ns();
+  end_late(now);
   if (busy) {
-    busy_at_ = now_ns();
-  } else if (now_ns() - busy_at_ > kSpin) {
+    busy_at_ = now;
+  } else if (now - busy_at_ > kSpin) {
     sleep();
   }
   const std::lock_guard guard(mutex_);
@@ -186,17 +204,35 @@ void Owner::sleep() {
     if (next > layers_seen_) gate = std::min(gate, next);
     if (peer.parked_until > 0) until = std::min(until, peer.parked_until);
   }
+  if (rally_ && rally_->sent_at == 0) until = std::min(until, rally_->next_at);
+  if (!deadlines_.empty()) until = std::min(until, deadlines_.begin()->first);
+  if (watch_) {
+    const std::uint64_t next = watch_->dial_again(now_ns());
+    if (next > 0) until = std::min(until, next);
+  }
   bell_.lie_down(gate);
-  if (!has_commands_ && bell_.layers() < gate && endpoint_->may_sleep()) {
-    std::array<pollfd, 2> waited{pollfd{endpoint_->wait_fd(), POLLIN, 0}, pollfd{bell_.fd(), POLLIN, 0}};
+  if (mapped_) mapped_->lie_down();
+  if (may_sleep(gate)) {
+    std::vector<int> fds{bell_.fd()};
+    for (const auto& each : rails_) each->add_wait_fds(fds);
+    std::vector<pollfd> waited;
+    for (const int fd : fds) waited.push_back({fd, POLLIN, 0});
     const std::uint64_t now = now_ns();
     const std::uint64_t rest = until > now ? until - now : 0;
     const timespec timeout{static_cast<time_t>(rest / 1'000'000'000), static_cast<long>(rest % 1'000'000'000)};
-    ::ppoll(waited.data(), waited.size(), &timeout, nullptr);
-    if (waited[0].revents != 0)
+    // Whatever it was: room in a lane, a completion, a connection that came to stand.
+    if (::ppoll(waited.data(), waited.size(), &timeout, nullptr) > 0)
       for (auto& [id, peer] : peers_) peer.may_retry = true;
   }
+  if (mapped_) mapped_->get_up();
   bell_.get_up();
+  num_idle_turns_ = 0;
+}
+
+// Asked when whoever brings work would ring already.
+bool Owner::may_sleep(std::uint64_t gate) {
+  if (has_commands_ || bell_.layers() >= gate || (mapped_ && mapped_->has_news())) return false;
+  return std::ranges::all_of(rails_, [](auto& each) { return each->may_sleep(); });
 }
 
 void Owner::give_all_up(const std::string& why) {
@@ -218,14 +254,16 @@ void Owner::shut_down() {
   refused.clear();  // their callers are told Closed
   for (auto& [id, peer] : peers_) {
     try {
-      withdraw(peer);
+      peer.link->withdraw();
     } catch (const FabricError&) {
       // The endpoint goes next, and nothing lands without it.
     }
+    peer.link.reset();
   }
-  local_.region.reset();
-  endpoint_.reset();
-  detached_.clear();
+  // Before it says goodbye for us nothing of ours may write any more, and no command comes from it afterwards.
+  if (mapped_) mapped_->stop();
+  if (watch_) watch_->stop();
+  rails_.clear();
 }
 
 }  // namespace headrace::fabric

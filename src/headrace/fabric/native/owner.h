@@ -1,8 +1,9 @@
 // The owner: one thread that owns the endpoint and every table beside it. Calls from other threads become commands it
 // runs between its turns; `raise_layers` alone goes past them. It runs no Python, so no GIL can delay it.
 //
-// A turn is bounded work: some commands, one batch of completions, messages then writes peer by peer, one slice of
-// digests. Without work it spins for at most 20 us and then sleeps on the completion queue and the bell.
+// A turn is bounded work: some commands, one batch of completions and of what came over lanes, messages then writes
+// peer by peer, one slice of digests. Without work it spins for at most 20 us and then sleeps on the completion queues
+// and the bell.
 #pragma once
 
 #include <unistd.h>
@@ -16,29 +17,38 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "address.h"
 #include "counters.h"
 #include "digest.h"
 #include "endpoint.h"
 #include "events.h"
+#include "fds.h"
+#include "link.h"
+#include "mapped.h"
 #include "memory.h"
 #include "messages.h"
+#include "rails.h"
 #include "transfers.h"
 #include "wake.h"
+#include "watch.h"
 
 namespace headrace::fabric {
 
-struct Descriptor {
-  bool virtual_addressing = false;
-  std::uint64_t base = 0;
-  std::uint64_t length = 0;
-  std::uint64_t key = 0;
-  std::uint32_t generation = 0;
+// Where and how peers may reach us, and where our thread runs.
+struct Transports {
+  std::string control;           // name of our local control socket; empty: our memory is not mapped by others
+  std::string watch;             // where to listen for TCP control connections, "host:port"; empty: nowhere
+  std::uint64_t silence_ns = 0;  // after which a peer is told silent
+  std::vector<int> cpus;         // empty: wherever the scheduler puts it
+  std::vector<std::pair<std::string, std::vector<Local>>> providers;  // by preference; one endpoint for each Local
 };
 
 struct Statistics {
@@ -65,26 +75,35 @@ class Owner {
     LastWrite last;
   };
 
-  Owner(int memory_fd, std::size_t length, const std::string& provider, const Local& local);
+  // `beside`: another device of this process, with whose counters this one counts; their events are told there.
+  Owner(int memory_fd, std::size_t length, const Transports& transports, const Owner* beside);
   ~Owner();
 
   // From any thread. Each waits for the owner's turn and throws InputError, FabricError or Closed.
   std::uint64_t add_peer(const std::string& address);
   void remove_peer(std::uint64_t peer);
+  std::string transport(std::uint64_t peer);
+  std::uint64_t num_cuts(std::uint64_t peer, std::uint64_t length);
   Descriptor grant(std::uint64_t peer);
-  void revoke(std::uint64_t peer);
+  bool revoke(std::uint64_t peer);
   void connect(std::uint64_t peer, const Descriptor& descriptor);
   void send(std::uint64_t peer, std::string message);
   void arm(std::uint32_t imm, std::uint64_t expected);
   void retarget(std::uint32_t imm, std::uint64_t expected);
   void disarm(std::uint32_t imm);
-  std::uint64_t open_transfer(std::uint64_t peer, std::uint32_t imm, std::uint64_t num_pages);
-  void submit_pages(std::uint64_t transfer, PageWrites writes, bool hashed);
+  std::uint64_t open_transfer(std::uint64_t peer, std::uint32_t imm, std::uint64_t num_pages, double deadline_s);
+  void submit_pages(std::uint64_t transfer, PageWrites writes);
+  void submit_write(std::uint64_t transfer, std::uint64_t src, std::uint64_t dst, std::uint64_t length);
   void submit_last(std::uint64_t transfer, std::optional<LastWrite> last);
   void submit_program(std::uint64_t step, ProgramWrites writes, std::vector<GatedLast> lasts);
   std::vector<std::pair<std::uint64_t, std::uint64_t>> fail_step(std::uint64_t step);
   std::uint64_t close_transfer(std::uint64_t transfer);
   std::uint64_t submit_digest(std::vector<PageWrites> reads, std::uint64_t num_pages);
+  // Answers every arrival of `imm` with a write to `peer` that carries `reply`; and plays against such a wall, `count`
+  // times with a pause in between, from the write until its answer is seen, in ns.
+  void echo(std::uint64_t peer, std::uint32_t imm, std::uint32_t reply);
+  std::vector<std::uint64_t> round_trips(std::uint64_t peer, std::uint32_t imm, std::uint32_t reply,
+                                         std::uint64_t count, std::uint64_t pause_ns);
   Statistics statistics();
   std::uint64_t cpu_ns();  // spent by the owner thread so far
   std::vector<Event> drain();
@@ -93,19 +112,18 @@ class Owner {
   // These never wait.
   void raise_layers(std::uint64_t counter) { bell_.raise(counter); }
   const std::string& address() const { return address_; }
-  const Traits& traits() const { return traits_; }
-  int event_fd() const { return events_.fd(); }
+  const std::vector<Traits>& traits() const { return traits_; }  // of the providers
+  int event_fd() const { return events_->fd(); }
 
  private:
-  static constexpr std::uint64_t kMaxWindow = 64;
   static constexpr std::uint64_t kSendWindow = 16;
   // What waits for a peer that takes nothing: above this a message fails at once.
   static constexpr std::size_t kMaxQueuedBytes = 4 * kMaxMessage;
 
   struct Peer {
-    fi_addr_t address = FI_ADDR_UNSPEC;
-    Registration access;
-    Mapping alias;
+    std::string route;  // what tells it from the others
+    std::unique_ptr<Link> link;
+    std::uint64_t window = 0;
     std::optional<Target> target;
     WriteQueue writes;
     std::deque<std::shared_ptr<OutgoingMessage>> messages;
@@ -117,16 +135,11 @@ class Owner {
     bool may_retry = false;          // parked, but something moved since
     bool refused = false;            // in this turn
 
+    // Where writes complete later, so many may be under way; 0: where they are copied at once.
+    bool has_room() const { return window == 0 || num_writes_outstanding < window; }
     void unqueue(const std::shared_ptr<OutgoingMessage>& message) {
       if (std::erase(messages, message) > 0) num_queued_bytes -= message->cost();
     }
-  };
-
-  // A revoked alias, kept while a half received write may still land there: until each connection of that time, if it
-  // could be seen, is closed or has brought more than one write can hold.
-  struct Detached {
-    Mapping alias;
-    std::optional<std::vector<Connection>> connections;
   };
 
   template <class Act>
@@ -138,13 +151,16 @@ class Owner {
   void run();
   bool turn();
   bool run_commands();
+  bool read_all();
   bool read_completions();
+  bool read_lanes();
   bool post_all();
   bool post_messages(std::uint64_t id, Peer& peer);
   bool post_writes(std::uint64_t id, Peer& peer);
   bool hash_some();
   void open_lasts();
   void sleep();
+  bool may_sleep(std::uint64_t gate);
   void shut_down();
   bool forked() const;
   void leave_to_parent();
@@ -153,15 +169,43 @@ class Owner {
   void complete(Completion& completion, std::uint64_t now);
   void complete_write(Op& op, const Completion& completion);
   void complete_send(Op& op, const Completion& completion);
-  void complete_receive(Op& op, const Completion& completion);
-  void post_receives();
-  void posted(Write write, Peer& peer);
+  void complete_receive(const Completion& completion);
+  void receive(std::span<const std::byte> fragment);
+  void posted(Write write, Peer& peer, bool finished);
   bool may_post(Peer& peer, std::uint64_t now) const;
   void park(Peer& peer);
-  std::uint64_t window() const;
+  void share_windows();
+
+  // probe.cpp
+  struct Echo {
+    Write ball;
+    std::uint64_t owed = 0;
+  };
+  struct Rally {
+    Write ball;
+    std::uint32_t reply = 0;
+    std::uint64_t left = 0;
+    std::uint64_t pause = 0;
+    std::shared_ptr<std::promise<std::vector<std::uint64_t>>> done;
+    std::vector<std::uint64_t> times;
+    std::uint64_t sent_at = 0;  // 0: it is our turn
+    std::uint64_t next_at = 0;
+  };
+  Write serve(std::uint64_t peer, std::uint32_t imm);
+  bool probed(std::uint32_t imm, std::uint64_t now);
+  bool play();
+  bool hit(const Write& ball);
+  void arrived(std::uint32_t imm, std::uint64_t now) {
+    if ((!rally_ && echoes_.empty()) || !probed(imm, now)) counters_->arrived(imm, now);
+  }
 
   // commands.cpp and lists.cpp: the tables
   Peer& peer_of(std::uint64_t peer);
+  std::pair<std::string, std::unique_ptr<Link>> reach(std::uint64_t id, const Address& theirs);
+  std::uint64_t cuts(const Peer& peer, std::uint64_t length) const;
+  PeerNews peer_news();
+  void peer_lost(std::uint64_t peer, int code, const std::string& text);
+  void end_late(std::uint64_t now);
   const std::shared_ptr<Transfer>& transfer_of(std::uint64_t transfer);
   const std::shared_ptr<Transfer>& open_list(std::uint64_t transfer);
   void check_source(const PageWrites& writes, const std::string& field) const;
@@ -169,30 +213,38 @@ class Owner {
   bool check_target(Transfer& transfer, const PageWrites& writes);
   bool check_target(Transfer& transfer, const LastWrite& last);
   void queue_program(std::uint64_t step, std::vector<Part> parts, const std::vector<GatedLast>& lasts);
-  void withdraw(Peer& peer);
-  void release_detached();
+  void queue_writes(const std::shared_ptr<Transfer>& list, PageWrites writes);
   void give_up(const std::shared_ptr<Transfer>& transfer);
   void settle(const std::shared_ptr<Transfer>& transfer);
   void forget(const std::vector<std::uint64_t>& told);
 
   const pid_t process_ = ::getpid();
-  int memory_fd_;
+  Fd memory_fd_;
   Mapping memory_;
-  std::unique_ptr<Endpoint> endpoint_;
-  const std::string address_;
-  const Traits traits_;
   const std::uint64_t sender_;
-  Registration local_;
-  EventQueue events_;
+  const std::shared_ptr<EventQueue> events_ = std::make_shared<EventQueue>();
   Doorbell bell_;
+  std::mutex mutex_;  // commands_, stopping_, failure_
+  std::vector<std::function<void()>> commands_;
+  bool stopping_ = false;
+  std::exception_ptr failure_;
+  std::atomic<bool> has_commands_{false};
+  std::vector<std::unique_ptr<Rails>> rails_;  // by preference
+  std::unique_ptr<Mapped> mapped_;
+  std::unique_ptr<Watch> watch_;
+  Address own_;
+  std::string address_;
+  std::vector<Traits> traits_;
 
-  ImmCounters counters_;
+  const std::shared_ptr<ImmCounters> counters_;
   Digester digester_;
   MessageAssembler assembler_;
   std::map<std::uint64_t, Peer> peers_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Transfer>> transfers_;
+  std::multimap<std::uint64_t, std::uint64_t> deadlines_;  // -> transfer, which may be over
   std::map<std::uint64_t, std::vector<std::uint64_t>> steps_;
-  std::vector<Detached> detached_;
+  std::map<std::uint32_t, Echo> echoes_;
+  std::optional<Rally> rally_;
   Statistics statistics_;
   std::uint64_t next_peer_ = 1;
   std::uint64_t next_transfer_ = 1;
@@ -206,14 +258,9 @@ class Owner {
   std::uint64_t layers_seen_ = 0;
   bool look_again_ = false;  // a program came: some of its layers may be computed already
   std::uint64_t busy_at_ = 0;
-  std::uint64_t num_receives_ = 0;
+  std::uint64_t num_idle_turns_ = 0;
   std::vector<Completion> completions_;
 
-  std::mutex mutex_;  // commands_, stopping_, failure_
-  std::vector<std::function<void()>> commands_;
-  bool stopping_ = false;
-  std::exception_ptr failure_;
-  std::atomic<bool> has_commands_{false};
   std::thread thread_;
 };
 

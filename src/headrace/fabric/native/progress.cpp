@@ -13,25 +13,45 @@ namespace {
 
 constexpr std::uint64_t kMillisecond = 1'000'000;
 constexpr std::uint64_t kMaxPark = 50 * kMillisecond;
-constexpr unsigned kUnreachable = 6;  // refusals in a row after which only time brings a retry
-constexpr int kBurst = 32;            // writes per peer and turn
-constexpr std::size_t kReceives = 128;
+constexpr unsigned kUnreachable = 6;                           // refusals in a row after which only time brings a retry
+constexpr int kBurst = 32;                                     // writes per peer and turn; so of fragments
+constexpr std::uint64_t kBurstBytes = std::uint64_t{1} << 20;  // likewise, where they are copied here
+constexpr std::uint64_t kIdleLook = 32;  // turns without work between two looks at queues where nothing is awaited
+
+std::string described(const Posted& post) { return std::string(post.call) + ": " + fi_strerror(post.code); }
 
 }  // namespace
 
+bool Owner::read_all() {
+  bool any = mapped_ && read_lanes();
+  // A look at a completion queue is dear beside one at a lane.
+  const bool lanes_only = mapped_ && std::ranges::all_of(peers_, [](auto& each) { return each.second.window == 0; });
+  if (!lanes_only || ++num_idle_turns_ % kIdleLook == 1) any |= read_completions();
+  return any;
+}
+
+bool Owner::read_lanes() {
+  std::uint64_t now = 0;
+  const auto arrived = [&](std::uint32_t imm) {
+    if (now == 0) now = now_ns();
+    this->arrived(imm, now);
+  };
+  return mapped_->read(arrived, [this](std::span<const std::byte> fragment) { receive(fragment); });
+}
+
 bool Owner::read_completions() {
   completions_.clear();
-  endpoint_->read(completions_);
+  for (auto& each : rails_) each->read(completions_);
   if (completions_.empty()) return false;
   const std::uint64_t now = now_ns();
   for (Completion& completion : completions_) complete(completion, now);
-  post_receives();
+  for (auto& each : rails_) each->post_receives();
   for (auto& [id, peer] : peers_) peer.may_retry = true;
   return true;
 }
 
 void Owner::complete(Completion& completion, std::uint64_t now) {
-  if (completion.op == nullptr) return counters_.arrived(completion.imm, now);
+  if (completion.op == nullptr) return arrived(completion.imm, now);
   Op& op = *completion.op;
   // Taken out of the pool's hands first: what follows may end the transfer that the op keeps alive.
   switch (op.kind) {
@@ -42,10 +62,10 @@ void Owner::complete(Completion& completion, std::uint64_t now) {
       complete_send(op, completion);
       break;
     case OpKind::receive:
-      complete_receive(op, completion);
+      complete_receive(completion);
       break;
   }
-  endpoint_->recycle(&op, completion.code != 0);
+  completion.endpoint->recycle(&op, completion.code != 0);
 }
 
 void Owner::complete_write(Op& op, const Completion& completion) {
@@ -78,37 +98,30 @@ void Owner::complete_send(Op& op, const Completion& completion) {
   }
   if (std::exchange(message.failed, true)) return;
   peer.unqueue(op.message);
-  events_.append(SendFailed{op.peer, completion.code, "fi_send: " + completion.text});
+  events_->append(SendFailed{op.peer, completion.code, "fi_send: " + completion.text});
 }
 
-void Owner::complete_receive(Op& op, const Completion& completion) {
-  --num_receives_;
+void Owner::complete_receive(const Completion& completion) {
+  for (auto& each : rails_) each->received(completion);
   if (completion.code != 0) {
     ++assembler_.num_dropped;
     return;
   }
-  auto message = assembler_.join(std::span(op.buffer, std::min(completion.length, kFragment)));
+  receive(std::span(completion.op->buffer, std::min(completion.length, kFragment)));
+}
+
+void Owner::receive(std::span<const std::byte> fragment) {
+  auto message = assembler_.join(fragment);
   if (!message) return;
   ++statistics_.num_messages_received;
-  events_.append(MessageReceived{std::move(*message)});
+  events_->append(MessageReceived{std::move(*message)});
 }
 
-void Owner::post_receives() {
-  for (; num_receives_ < kReceives; ++num_receives_) {
-    Op* op = endpoint_->take(OpKind::receive);
-    const long rc = endpoint_->post_receive(op);
-    if (rc == 0) continue;
-    endpoint_->recycle(op, false);
-    if (rc == -FI_EAGAIN) return;
-    check("fi_recv", rc);
+void Owner::share_windows() {
+  for (auto& [id, peer] : peers_) {
+    for (const auto& each : rails_)
+      if (each->provider() == peer.link->transport()) peer.window = each->window(peers_.size());
   }
-}
-
-std::uint64_t Owner::window() const {
-  // All windows together leave room in the transmit queue, so that hung peers cannot fill it for the others.
-  const std::uint64_t held = std::min(endpoint_->num_abandoned(), traits_.tx_size);
-  const std::uint64_t share = (traits_.tx_size - held) / 2 / std::max<std::uint64_t>(peers_.size(), 1);
-  return std::clamp(share, std::uint64_t{4}, kMaxWindow);
 }
 
 bool Owner::may_post(Peer& peer, std::uint64_t now) const {
@@ -144,69 +157,85 @@ bool Owner::post_all() {
 
 bool Owner::post_messages(std::uint64_t id, Peer& peer) {
   bool busy = false;
-  while (!peer.messages.empty() && peer.num_sends_outstanding < kSendWindow) {
+  for (int burst = 0; burst < kBurst && !peer.messages.empty() && peer.num_sends_outstanding < kSendWindow; ++burst) {
     const auto message = peer.messages.front();
-    Op* op = endpoint_->take(OpKind::send);
-    const std::size_t length = cut_fragment(*message, sender_, op->buffer);
-    const long rc = endpoint_->post_send(op, peer.address, length);
-    if (rc != 0) {
-      endpoint_->recycle(op, false);
-      if (rc == -FI_EAGAIN) return park(peer), busy;
+    const Posted post = peer.link->post_fragment(id, message);
+    if (post.kind == Posted::Kind::full) {
+      park(peer);
+      break;
+    }
+    if (post.kind == Posted::Kind::failed) {
       peer.unqueue(message);
       message->failed = true;
-      events_.append(
-          SendFailed{id, static_cast<int>(-rc), std::string("fi_send: ") + fi_strerror(static_cast<int>(-rc))});
+      events_->append(SendFailed{id, post.code, described(post)});
       continue;
     }
-    op->peer = id;
-    op->message = message;
-    message->offset += length - sizeof(FragmentHeader);
-    ++message->num_outstanding;
-    ++peer.num_sends_outstanding;
+    const bool under_way = post.kind == Posted::Kind::under_way;
+    message->num_outstanding += under_way;
+    peer.num_sends_outstanding += under_way;
     peer.parked_until = 0;
-    if (message->posted()) peer.unqueue(message);
+    if (!under_way) peer.num_refusals = 0;
+    if (message->posted()) {
+      peer.unqueue(message);
+      statistics_.num_messages_sent += !under_way;
+    }
     busy = true;
   }
+  peer.link->flush(true);  // its writes come next; where they do not, a message wakes the reader
   return busy;
 }
 
 bool Owner::post_writes(std::uint64_t id, Peer& peer) {
-  if (peer.refused) return false;
-  const std::uint64_t room = window();
+  // Over a NIC both share a queue; lanes have room for each.
+  if (peer.refused && peer.window > 0) return false;
   bool busy = false;
-  for (int burst = 0; burst < kBurst && peer.num_writes_outstanding < room; ++burst) {
+  bool more = true;
+  std::uint64_t num_bytes = 0;
+  for (int burst = 0; burst < kBurst && num_bytes < kBurstBytes && peer.has_room(); ++burst) {
     auto write = peer.writes.peek(layers_seen_);
-    if (!write) break;
-    Op* op = endpoint_->take(OpKind::write);
-    const long rc = endpoint_->post_write(op, peer.address, memory_.data() + write->src, local_.descriptor(), *write);
-    if (rc != 0) {
-      endpoint_->recycle(op, false);
-      if (rc == -FI_EAGAIN) return park(peer), busy;
-      const int code = static_cast<int>(-rc);
-      write->transfer->fail(code, std::string("fi_writedata: ") + fi_strerror(code));
+    if (!write) {
+      more = false;
+      break;
+    }
+    const Posted post = peer.link->post_write(id, memory_.data() + write->src, *write);
+    if (post.kind == Posted::Kind::full) {
+      more = false;
+      peer.writes.keep(post.done);
+      park(peer);
+      break;
+    }
+    if (post.kind == Posted::Kind::failed) {
+      write->transfer->fail(post.code, described(post));
       give_up(write->transfer);
       continue;
     }
-    op->peer = id;
-    op->transfer = write->transfer;
-    peer.writes.advance();
     peer.parked_until = 0;
-    posted(std::move(*write), peer);
+    if (post.kind != Posted::Kind::under_way) peer.num_refusals = 0;
     busy = true;
+    if (post.kind == Posted::Kind::partly) {
+      peer.writes.keep(post.done);
+      break;
+    }
+    const bool finished = post.kind == Posted::Kind::finished;
+    if (finished) num_bytes += write->length - write->done;
+    peer.writes.advance();
+    posted(std::move(*write), peer, finished);
   }
+  peer.link->flush(more);
   return busy;
 }
 
-void Owner::posted(Write write, Peer& peer) {
+void Owner::posted(Write write, Peer& peer, bool finished) {
   const auto transfer = write.transfer;
-  ++peer.num_writes_outstanding;
+  peer.num_writes_outstanding += !finished;
   ++transfer->num_posted;
-  ++transfer->num_outstanding;
+  transfer->num_outstanding += !finished;
   ++statistics_.num_writes_posted;
+  statistics_.num_writes_completed += finished;
   statistics_.num_bytes_posted += write.length;
   if (write.last) {
     transfer->complete = true;
-    return;
+    return settle(transfer);
   }
   --transfer->num_unposted;
   if (write.position >= 0) {

@@ -26,6 +26,19 @@ bool Pages::within(std::uint64_t limit, std::uint32_t layer_begin, std::uint32_t
   return true;
 }
 
+PageWrites PageWrites::single(std::uint64_t src, std::uint64_t dst, std::uint64_t length) {
+  const auto place = [](std::uint64_t offset) {
+    return Pages{.offset = static_cast<std::int64_t>(offset), .layer_stride = 0, .page_stride = 0, .indices = {0}};
+  };
+  PageWrites writes;
+  writes.src = place(src);
+  writes.dst = place(dst);
+  writes.positions = {-1};
+  writes.layer_end = 1;
+  writes.length = length;
+  return writes;
+}
+
 Write PageWrites::at(std::uint32_t layer, std::size_t page) const {
   const std::int64_t position = positions[page];
   Write write;
@@ -51,14 +64,15 @@ Program::Program(std::uint64_t step, std::vector<Part> parts, std::vector<Progra
 }
 
 std::optional<Write> Program::peek(std::uint64_t counter) {
-  for (; layer_ < layer_end_; ++layer_, part_ = 0, page_ = 0) {
+  for (; layer_ < layer_end_; ++layer_, part_ = 0, page_ = 0, done_ = 0) {
     if (gated_ && counter < step_ * kLayersPerStep + layer_ + 1) return std::nullopt;
-    for (; part_ < parts_.size(); ++part_, page_ = 0) {
+    for (; part_ < parts_.size(); ++part_, page_ = 0, done_ = 0) {
       const auto& [transfer, writes] = parts_[part_];
       const bool covers = writes->layer_begin <= layer_ && layer_ < writes->layer_end;
       if (transfer->given_up || !covers || page_ >= writes->num_pages()) continue;
       Write write = writes->at(layer_, page_);
       write.transfer = transfer;
+      write.done = done_;
       if (transfer->digests.empty()) write.position = -1;
       return write;
     }
@@ -94,13 +108,21 @@ std::optional<Write> WriteQueue::peek(std::uint64_t counter) {
 }
 
 void WriteQueue::advance() {
-  if (from_ == From::lasts) return lasts_.pop_front();
+  if (from_ == From::lasts) return last_done_ = 0, lasts_.pop_front();
   programs_first_ = from_ == From::ready;
   (from_ == From::ready ? ready_ : programs_).front().advance();
 }
 
+void WriteQueue::keep(std::uint64_t done) {
+  if (from_ == From::lasts) {
+    last_done_ = done;
+  } else {
+    (from_ == From::ready ? ready_ : programs_).front().keep(done);
+  }
+}
+
 std::optional<Write> WriteQueue::peek_last() {
-  while (!lasts_.empty() && lasts_.front()->given_up) lasts_.pop_front();
+  for (; !lasts_.empty() && lasts_.front()->given_up; lasts_.pop_front()) last_done_ = 0;
   if (lasts_.empty()) return std::nullopt;
   from_ = From::lasts;
   const LastWrite& last = *lasts_.front()->last;
@@ -110,6 +132,7 @@ std::optional<Write> WriteQueue::peek_last() {
   write.dst = last.dst;
   write.length = last.length;
   write.last = true;
+  write.done = last_done_;
   return write;
 }
 

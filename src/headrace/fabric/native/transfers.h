@@ -20,9 +20,7 @@ namespace headrace::fabric {
 constexpr std::uint64_t kLayersPerStep = 1024;  // interface.LAYERS_PER_STEP
 
 struct Target {  // the peer's memory, as its descriptor told
-  std::uint64_t base = 0;
   std::uint64_t length = 0;
-  std::uint64_t key = 0;
   std::uint32_t generation = 0;
 };
 
@@ -72,6 +70,7 @@ struct Write {
   std::uint64_t seed = 0;
   std::int64_t position = -1;  // -1: in no digest
   bool last = false;
+  std::uint64_t done = 0;  // bytes of it that earlier attempts have copied
 };
 
 struct Pages {
@@ -101,6 +100,8 @@ struct PageWrites {
   std::size_t num_pages() const { return positions.size(); }
   std::uint64_t num_writes() const { return positions.size() * (layer_end - layer_begin); }
   Write at(std::uint32_t layer, std::size_t page) const;
+  // One write that is in no digest.
+  static PageWrites single(std::uint64_t src, std::uint64_t dst, std::uint64_t length);
 };
 
 struct Part {
@@ -120,7 +121,8 @@ class Program {
   Program(std::uint64_t step, std::vector<Part> parts, std::vector<ProgramLast> lasts);
 
   std::optional<Write> peek(std::uint64_t counter);
-  void advance() { ++page_; }
+  void advance() { ++page_, done_ = 0; }
+  void keep(std::uint64_t done) { done_ = done; }
   // Opens the last writes whose layers are computed, and hands out their transfers.
   void open_lasts(std::uint64_t counter, std::vector<std::shared_ptr<Transfer>>& opened);
   bool finished() const { return layer_ >= layer_end_ && lasts_.empty(); }
@@ -137,6 +139,7 @@ class Program {
   std::uint32_t layer_end_ = 0;
   std::size_t part_ = 0;
   std::size_t page_ = 0;
+  std::uint64_t done_ = 0;  // of that page
 };
 
 // Everything queued towards one peer.
@@ -147,9 +150,11 @@ class WriteQueue {
   void add_last(std::shared_ptr<Transfer> transfer) { lasts_.push_back(std::move(transfer)); }
   void drop_program(std::uint64_t step);
 
-  // The next write that may be posted now; `advance` once it was.
+  // The next write that may be posted now; `advance` once it was, `keep` what was done of one that was not all: others
+  // may come before it is offered again.
   std::optional<Write> peek(std::uint64_t counter);
   void advance();
+  void keep(std::uint64_t done);
   void open_lasts(std::uint64_t counter, std::vector<std::shared_ptr<Transfer>>& opened);
   std::uint64_t gate() const;
 
@@ -162,6 +167,7 @@ class WriteQueue {
   std::deque<std::shared_ptr<Transfer>> lasts_;
   std::deque<Program> ready_;
   std::deque<Program> programs_;
+  std::uint64_t last_done_ = 0;  // of the first of `lasts_`
   From from_ = From::lasts;
   bool programs_first_ = true;
 };
