@@ -25,6 +25,7 @@ from headrace.fabric.interface import (
     PageWrites,
     PeerId,
     Reached,
+    Revoked,
     Surplus,
     TransferDone,
     TransferId,
@@ -147,9 +148,8 @@ class LoopbackWorld:
 class NativeWorld:
     """Both ends in this process, each over its own memfd."""
 
-    name = "native"
-
-    def __init__(self, make: Callable[[int, int], Fabric]) -> None:
+    def __init__(self, name: str, make: Callable[[int, int], Fabric]) -> None:
+        self.name = name
         self._make = make
         self.sides: list[Side] = []
         self._fds: list[int] = []
@@ -213,6 +213,12 @@ class Link:
 
     def arm(self, imm: int, expected: int) -> None:
         self.reader.fabric.arm(Imm(imm), expected)
+
+    def revoke(self) -> None:
+        """Take the writer's access away; when this returns nothing of it can land any more."""
+        num_before = len(self.reader.told(Revoked))
+        if not self.reader.fabric.revoke(self.to_writer):
+            self.world.wait_for(lambda: len(self.reader.told(Revoked)) > num_before)
 
     def close(self, transfer: TransferId) -> None:
         """End a list that may have ended already, by an error."""

@@ -1,16 +1,26 @@
 """Two linked loopback endpoints with chosen faults, for the tests that look at the network itself."""
 
-from fabric_world import Link, LoopbackWorld, Side, fill, link
+from fabric_world import EVERY_DAY, Link, LoopbackWorld, Side, fill, link
 
 from headrace.fabric.interface import TransferId
-from headrace.testing import Faults, LoopbackFabric
+from headrace.testing import Faults, LoopbackFabric, LoopbackNetwork
 
 CALM = Faults()
 
 
-def calm_pair(faults: Faults = CALM, *, seed: int = 1) -> tuple[LoopbackWorld, Link]:
+class LettingGoWorld(LoopbackWorld):
+    """Whose endpoints have each other's memory mapped: access that is revoked ends when the writer lets go."""
+
+    def __init__(self, seed: int, faults: Faults = EVERY_DAY) -> None:
+        super().__init__(seed, faults)
+        self.network = LoopbackNetwork(seed=seed, faults=faults, revocation="when let go")
+
+
+def calm_pair(
+    faults: Faults = CALM, *, seed: int = 1, kind: type[LoopbackWorld] = LoopbackWorld
+) -> tuple[LoopbackWorld, Link]:
     """The faults hold from the link's first message on; the writer has seeded bytes, the reader poison."""
-    world = LoopbackWorld(seed=seed, faults=faults)
+    world = kind(seed=seed, faults=faults)
     pair = link(world)
     fill(pair.writer)
     return world, pair

@@ -1,14 +1,16 @@
 """An endpoint in a process of its own for the native fabric's tests, over one poisoned memory: told what to do by lines
 on stdin, answering each with one line on stdout. `ReaderProcess` is the test's side of it; it can write, too."""
 
+import ctypes
 import mmap
 import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 import xxhash
@@ -22,9 +24,10 @@ from headrace.fabric.interface import (
     PageWrites,
     PeerId,
     Reached,
+    Revoked,
     TransferDone,
 )
-from headrace.fabric.native import NativeFabric
+from headrace.fabric.native import NativeFabric, Transport
 
 LENGTH = 32 << 20
 POISON = b"\xa5"
@@ -34,12 +37,12 @@ DEADLINE_S = 20.0
 class _Reader:
     """Each method is one verb; its parameters and its answer are words."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, transport: Transport, port: int, silence_s: float) -> None:
         self._fd = os.memfd_create("headrace-reader")
         os.ftruncate(self._fd, LENGTH)
         self._memory = mmap.mmap(self._fd, LENGTH)
         self._memory[:] = POISON * LENGTH
-        self._fabric = NativeFabric(self._fd, LENGTH, port=port)
+        self._fabric = NativeFabric(self._fd, LENGTH, transports=(transport,), port=port, silence_s=silence_s)
         self._peers: dict[str, PeerId] = {}
         self._events: list[Event] = []
 
@@ -52,7 +55,10 @@ class _Reader:
         return self._fabric.grant(self._peers[address]).encode().hex()
 
     def revoke(self, address: str) -> str:
-        self._fabric.revoke(self._peers[address])
+        """Answers when nothing of that peer can land any more."""
+        peer = self._peers[address]
+        if not self._fabric.revoke(peer):
+            self._wait(lambda event: event == Revoked(peer=peer))
         return "revoked"
 
     def remove(self, address: str) -> str:
@@ -82,6 +88,20 @@ class _Reader:
         self._fabric.submit_last(transfer)
         return str(transfer)
 
+    def write_once(self, address: str, imm: str, length: str) -> str:
+        """One write of our first bytes to the same place there."""
+        transfer = self._fabric.open_transfer(self._peers[address], Imm(int(imm)))
+        self._fabric.submit_write(transfer, src_offset=0, dst_offset=0, length=int(length))
+        self._fabric.submit_last(transfer)
+        return str(transfer)
+
+    def send(self, address: str, num_bytes: str) -> str:
+        """A message of our first bytes."""
+        if address not in self._peers:
+            self._peers[address] = self._fabric.add_peer(bytes.fromhex(address))
+        self._fabric.send(self._peers[address], self._memory[: int(num_bytes)])
+        return "queued"
+
     def done(self, transfer: str) -> str:
         event = self._wait(lambda event: isinstance(event, TransferDone) and event.transfer == int(transfer))
         assert isinstance(event, TransferDone)
@@ -108,6 +128,27 @@ class _Reader:
     def hash(self, begin: str, end: str) -> str:
         return xxhash.xxh3_64_hexdigest(self._memory[int(begin) : int(end)])
 
+    def hash_pages(self, stride: str, length: str, pages: str) -> str:
+        """Of these pages, in this order."""
+        hashed = xxhash.xxh3_64()
+        for page in map(int, pages.split(",")):
+            hashed.update(self._memory[page * int(stride) : page * int(stride) + int(length)])
+        return hashed.hexdigest()
+
+    def retarget(self, imm: str, expected: str) -> str:
+        self._fabric.retarget(Imm(int(imm)), int(expected))
+        return "retargeted"
+
+    def disarm(self, imm: str) -> str:
+        self._fabric.disarm(Imm(int(imm)))
+        return "disarmed"
+
+    def count(self, imm: str) -> str:
+        """Arrivals, once its target is met."""
+        event = self._wait(lambda event: isinstance(event, Reached) and event.imm == int(imm))
+        assert isinstance(event, Reached)
+        return str(event.arrivals)
+
     def first_byte(self, offset: str) -> str:
         return str(self._memory[int(offset)])
 
@@ -117,6 +158,22 @@ class _Reader:
     def close(self) -> str:
         self._fabric.close()
         return "closed"
+
+    def fork(self) -> str:
+        """A child that sleeps, and holds all that a child inherits; its pid."""
+        child = os.fork()
+        if child == 0:
+            time.sleep(60.0)
+            os._exit(0)
+        return str(child)
+
+    def hold_the_gil(self, seconds: str) -> str:
+        ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))  # a PyDLL keeps it
+        return "back"
+
+    def num_events(self, kind: str) -> str:
+        self._events += self._fabric.drain_events()
+        return str(sum(type(event).__name__ == kind for event in self._events))
 
     def _wait(self, wanted: Callable[[Event], bool]) -> Event:
         while True:
@@ -133,12 +190,12 @@ class _Reader:
 class ReaderProcess:
     """Starts a reader; ends it, however it is by then, on leaving the context."""
 
-    def __init__(self, port: int = 0) -> None:
-        self._port = port
+    def __init__(self, transport: Transport, port: int = 0, *, silence_s: float = 2.0) -> None:
+        self._arguments = (transport, str(port), str(silence_s))
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", __file__, str(self._port)],
+            [sys.executable, "-X", "faulthandler", __file__, *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -164,7 +221,7 @@ class ReaderProcess:
 
 
 def _serve() -> None:
-    reader = _Reader(int(sys.argv[1]))
+    reader = _Reader(cast("Transport", sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
     for line in sys.stdin:
         verb, *arguments = line.split()
         print(getattr(reader, verb)(*arguments), flush=True)

@@ -12,10 +12,10 @@ def test_a_write_after_a_revoke_lands_nowhere(pair: Link) -> None:
     pair.arm(5, 1)
     write_one(pair, imm=5)
     pair.wait_reached(5, 1)
-    pair.reader.fabric.revoke(pair.to_writer)
+    pair.revoke()
     pair.reader.memory[:] = poisoned(pair.reader)
     done = write_one(pair, imm=6, dst=8192)
-    assert done.num_posted == 1  # whether it fails at the writer or vanishes is the provider's affair
+    assert done.num_posted <= 1  # whether it is refused, fails at the writer or vanishes is the transport's affair
     pair.world.settle()
     np.testing.assert_array_equal(pair.reader.memory, poisoned(pair.reader))
 
@@ -27,7 +27,7 @@ def test_revoke_in_full_flight_leaves_the_memory_as_it_is_then(pair: Link) -> No
     )
     pair.writer.fabric.submit_pages(transfer, writes)
     pair.world.wait_for(lambda: pair.reader.fabric.statistics().num_arrivals >= 3)
-    pair.reader.fabric.revoke(pair.to_writer)
+    pair.revoke()
     pair.reader.memory[:] = poisoned(pair.reader)
     pair.close(transfer)
     pair.wait_done(transfer)
@@ -47,7 +47,7 @@ def test_revoke_may_be_repeated_and_precede_any_grant(world: World) -> None:
 def test_a_new_grant_works_and_its_key_and_generation_are_new(pair: Link) -> None:
     pair.reader.fabric.revoke(pair.to_writer)
     fresh = pair.reader.fabric.grant(pair.to_writer)
-    assert fresh.key != pair.descriptor.key
+    assert fresh.keys != pair.descriptor.keys
     assert fresh.generation != pair.descriptor.generation
     pair.writer.fabric.connect(pair.to_reader, fresh)
     pair.arm(5, 1)
@@ -58,6 +58,7 @@ def test_a_new_grant_works_and_its_key_and_generation_are_new(pair: Link) -> Non
 
 def test_a_second_grant_revokes_the_first(pair: Link) -> None:
     fresh = pair.reader.fabric.grant(pair.to_writer)
+    pair.world.settle()  # where the first is not over at once, it is soon
     write_one(pair, imm=5)  # still with the older key
     pair.world.settle()
     np.testing.assert_array_equal(pair.reader.memory, poisoned(pair.reader))
@@ -111,7 +112,9 @@ def test_a_descriptor_survives_the_wire(pair: Link) -> None:
     assert pair.descriptor.length == len(pair.reader.memory)
 
 
-@pytest.mark.parametrize("wire", [b"", b"garbage", bytes([7]) * 29, bytes(30)])
+@pytest.mark.parametrize(
+    "wire", [b"", b"garbage", bytes(22), bytes([7]) * 30, bytes(21) + b"\1" + bytes(7), bytes(21) + b"\5" + bytes(40)]
+)
 def test_what_is_no_descriptor_is_refused(wire: bytes) -> None:
     with pytest.raises(InputError, match="descriptor"):
         Descriptor.decode(wire)
@@ -119,7 +122,7 @@ def test_what_is_no_descriptor_is_refused(wire: bytes) -> None:
 
 def test_descriptors_of_two_peers_have_different_keys(world: World) -> None:
     reader = world.side()
-    assert link(world, reader=reader).descriptor.key != link(world, reader=reader).descriptor.key
+    assert link(world, reader=reader).descriptor.keys != link(world, reader=reader).descriptor.keys
 
 
 def test_a_transfer_needs_a_connected_peer(world: World) -> None:

@@ -109,6 +109,7 @@ def test_the_last_write_waits_for_everything_of_its_transfer(pair: Link) -> None
     pair.writer.fabric.submit_program(1, [(transfer, page_writes([0, 1], [0, 1], layers=(0, 2)))])
     pair.writer.fabric.submit_last(transfer, AUX)
     pair.writer.fabric.raise_layers(LAYERS_PER_STEP + 1)
+    pair.world.wait_for(lambda: pair.reader.fabric.statistics().num_arrivals >= 2)
     pair.world.settle()
     assert pair.reader.fabric.statistics().num_arrivals == 2
     pair.writer.fabric.raise_layers(LAYERS_PER_STEP + 2)

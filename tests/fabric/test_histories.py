@@ -64,7 +64,7 @@ def play(pair: Link, rng: random.Random, *, first_imm: int, revoke: bool) -> lis
             pair.world.pause(rng.randrange(20))
             closed.told = fabric.close_transfer(closed.transfer)
         if revoke and step == 3:
-            pair.reader.fabric.revoke(pair.to_writer)
+            pair.revoke()
             pair.reader.memory[:] = poisoned(pair.reader)
     for life in lives:
         if life.told is None:

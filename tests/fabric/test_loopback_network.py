@@ -9,7 +9,7 @@ from fabric_world import EVERY_DAY, LoopbackWorld, fill, link, page_writes
 from loopback_world import CALM, arrivals, calm_pair, landed, of, submit, untouched
 
 from headrace.errors import Closed, InputError
-from headrace.fabric.interface import Event, SendFailed, TransferDone
+from headrace.fabric.interface import Event, PeerLost, SendFailed, TransferDone
 from headrace.testing import LoopbackFabric, LoopbackNetwork
 
 
@@ -88,7 +88,7 @@ def test_nothing_new_comes_from_a_killed_writer_and_its_calls_raise() -> None:
     pair.writer.closed = True
     world.settle()
     assert untouched(pair)
-    assert not pair.reader.events
+    assert [type(event) for event in pair.reader.events] == [PeerLost]
     with pytest.raises(Closed):
         pair.writer.fabric.statistics()
 
@@ -116,6 +116,7 @@ def test_after_a_death_was_noticed_its_peer_stays_parked_for_ever() -> None:
     world.network.kill(of(pair.reader))
     pair.reader.closed = True
     pair.wait_done(submit(pair))
+    world.settle()  # what waits when the connection is seen to be broken ends; what comes later is parked
     parked = submit(pair, count=3)
     world.settle()
     assert pair.writer.done(parked) is None

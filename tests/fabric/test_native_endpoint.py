@@ -14,7 +14,7 @@ import pytest
 
 from headrace.errors import FabricError, InputError
 from headrace.fabric.interface import IMM_SLOT_BITS, LAYERS_PER_STEP, Imm
-from headrace.fabric.native import NativeFabric
+from headrace.fabric.native import NativeFabric, available_transports
 
 LENGTH = 4 << 20
 
@@ -34,7 +34,7 @@ def run_python(source: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_traits_say_what_tcp_can_do(memory_fd: int) -> None:
     fabric = NativeFabric(memory_fd, LENGTH)
-    traits = fabric.traits
+    (traits,) = fabric.traits
     assert "tcp" in traits.provider
     assert traits.cq_data_size >= 4 and traits.wait_fd
     assert not traits.virtual_addressing and not traits.provider_keys
@@ -43,18 +43,50 @@ def test_the_traits_say_what_tcp_can_do(memory_fd: int) -> None:
     fabric.close()
 
 
-def test_a_provider_without_a_wait_fd_is_refused(memory_fd: int) -> None:
-    with pytest.raises(FabricError, match="fi_cq_open"):
-        NativeFabric(memory_fd, LENGTH, provider="shm", node=None)
-
-
-def test_an_unknown_provider_or_foreign_node_is_refused_with_the_call(memory_fd: int) -> None:
-    with pytest.raises(FabricError, match="fi_getinfo") as unknown:
-        NativeFabric(memory_fd, LENGTH, provider="steam")
-    assert unknown.value.code > 0
+def test_unknown_transports_and_foreign_nodes_are_refused(memory_fd: int) -> None:
+    with pytest.raises(InputError, match=r"transports: must be of mapped, .* has 'steam'"):
+        NativeFabric(memory_fd, LENGTH, transports=("steam",))  # type: ignore[arg-type]
+    for none in ((), ("tcp", "tcp")):
+        with pytest.raises(InputError, match="transports: must be different ones, at least one"):
+            NativeFabric(memory_fd, LENGTH, transports=none)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="nodes: must be at most 4"):
+        NativeFabric(memory_fd, LENGTH, nodes=["127.0.0.1"] * 5)
     with pytest.raises(FabricError, match="fi_") as foreign:
-        NativeFabric(memory_fd, LENGTH, node="203.0.113.7")
+        NativeFabric(memory_fd, LENGTH, nodes=["203.0.113.7"])
     assert foreign.value.code == errno.EADDRNOTAVAIL
+
+
+def test_a_transport_that_this_machine_lacks_is_refused_with_the_call(memory_fd: int) -> None:
+    missing = [each for each in ("efa", "verbs") if each not in available_transports()]
+    for each in missing:
+        with pytest.raises(FabricError, match="fi_getinfo") as told:
+            NativeFabric(memory_fd, LENGTH, transports=(each,), nodes=())  # type: ignore[arg-type]
+        assert told.value.code > 0
+    assert available_transports()[0] == "mapped" and available_transports()[-1] == "tcp"
+
+
+def test_peers_without_a_transport_in_common_are_told_both_lists(memory_fd: int) -> None:
+    mapped, tcp = (
+        NativeFabric(memory_fd, LENGTH, transports=("mapped",)),
+        NativeFabric(memory_fd, LENGTH, transports=("tcp",)),
+    )
+    with pytest.raises(InputError, match="no transport in common: ours are mapped, the peer's tcp;ofi_rxm"):
+        mapped.add_peer(tcp.address)
+    for each in (mapped, tcp):
+        each.close()
+
+
+def test_each_peer_is_reached_by_the_first_transport_that_both_have(memory_fd: int) -> None:
+    both, mapped, tcp = (
+        NativeFabric(memory_fd, LENGTH),
+        NativeFabric(memory_fd, LENGTH, transports=("mapped",)),
+        NativeFabric(memory_fd, LENGTH, transports=("tcp",)),
+    )
+    assert both.transport(both.add_peer(mapped.address)) == "mapped"
+    assert both.transport(both.add_peer(tcp.address)) == "tcp;ofi_rxm"
+    assert tcp.transport(tcp.add_peer(both.address)) == "tcp;ofi_rxm"
+    for each in (both, mapped, tcp):
+        each.close()
 
 
 def test_wrong_memory_is_refused(memory_fd: int) -> None:

@@ -17,7 +17,7 @@ from native_reader import ReaderProcess
 from numpy.typing import NDArray
 
 from headrace.fabric.interface import Event, Imm, PeerId, Reached
-from headrace.fabric.native import NativeFabric
+from headrace.fabric.native import NativeFabric, Transport
 from headrace.kvcache.memory import PoolMemory
 
 PAGE = 64 << 10
@@ -32,7 +32,7 @@ class Target:
         pool = PoolMemory(LENGTH)
         self.pool = pool
         self.memory: NDArray[np.uint8] = pool.bytes
-        self.fabric = NativeFabric(pool.fd, LENGTH)
+        self.fabric = NativeFabric(pool.fd, LENGTH, transports=("tcp",))
         self.events: list[Event] = []
         self.poison()
 
@@ -45,7 +45,7 @@ class Target:
 
     def other_peers_come_and_go(self) -> None:
         for _ in range(3):
-            other = NativeFabric(self.pool.fd, LENGTH)
+            other = NativeFabric(self.pool.fd, LENGTH, transports=("tcp",))
             peer = self.fabric.add_peer(other.address)
             other.connect(other.add_peer(self.fabric.address), self.fabric.grant(peer))
             self.fabric.remove_peer(peer)
@@ -88,7 +88,7 @@ def stopped(writer: ReaderProcess) -> Iterator[None]:
 def test_a_revoke_in_the_middle_of_a_64_kib_write_keeps_the_rest_of_it_out(target: Target) -> None:
     """The writer streams 64 KiB pages and is stopped; when a page stands half received, its access is revoked and the
     memory is given to somebody else. Then the writer goes on. Bare libfabric lets the rest land: docs/fabric.md."""
-    with ReaderProcess() as writer:
+    with ReaderProcess("tcp") as writer:
         writer.ask("fill", WRITTEN)
         peer = target.fabric.add_peer(bytes.fromhex(writer.ask("address")))
         for attempt in range(100):
@@ -120,15 +120,16 @@ def test_a_revoke_in_the_middle_of_a_64_kib_write_keeps_the_rest_of_it_out(targe
     pytest.fail("no page stood half received in 100 attempts")
 
 
-def test_writes_for_a_process_that_was_killed_miss_the_next_one_at_its_address() -> None:
+@pytest.mark.parametrize("transport", ["tcp", "mapped"])
+def test_writes_for_a_process_that_was_killed_miss_the_next_one_at_its_address(transport: Transport) -> None:
     """A decoder is killed and started again at the same port; a writer that knows nothing of it goes on with the old
     descriptor. The new one has other keys: no byte lands, no counter moves."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with ReaderProcess() as writer:
+    with ReaderProcess(transport) as writer:
         writer.ask("fill", WRITTEN)
-        with ReaderProcess(port) as old:
+        with ReaderProcess(transport, port) as old:
             address = old.ask("address")
             writer.ask("connect", address, old.ask("grant", writer.ask("address")))
             old.ask("arm", 5, 1)
@@ -137,7 +138,7 @@ def test_writes_for_a_process_that_was_killed_miss_the_next_one_at_its_address()
             writer.ask("write", address, 6, NUM_PAGES, PAGE)
             old.process.kill()
             old.process.wait()
-        with ReaderProcess(port) as new:
+        with ReaderProcess(transport, port) as new:
             assert new.ask("address") == address, "the test is about the same address"
             new.ask("grant", writer.ask("address"))  # it, too, expects this writer, under its own key
             new.ask("arm", 6, 1)

@@ -26,18 +26,19 @@ from headrace.fabric.interface import (
     TransferDone,
     TransferId,
 )
-from headrace.fabric.native import NativeFabric
+from headrace.fabric.native import NativeFabric, Transport
 
 PAGE = 64 << 10
 
 
 class Writer:
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.fd = os.memfd_create("headrace-writer")
         os.ftruncate(self.fd, LENGTH)
         self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(self.fd, LENGTH), dtype=np.uint8)
         self.memory[:] = np.random.default_rng(3).integers(0, 256, LENGTH, dtype=np.uint8)
-        self.fabric = NativeFabric(self.fd, LENGTH)
+        self.transport = transport
+        self.fabric = NativeFabric(self.fd, LENGTH, transports=(transport,))
         self.events: list[Event] = []
 
     def connect(self, reader: ReaderProcess) -> PeerId:
@@ -79,17 +80,17 @@ class Writer:
         return xxhash.xxh3_64_hexdigest(self.memory[begin:end].tobytes())
 
 
-@pytest.fixture
-def writer() -> Iterator[Writer]:
-    made = Writer()
+@pytest.fixture(params=["tcp", "mapped"])
+def writer(request: pytest.FixtureRequest) -> Iterator[Writer]:
+    made = Writer(request.param)
     yield made
     made.fabric.close()
     os.close(made.fd)
 
 
 @pytest.fixture
-def reader() -> Iterator[ReaderProcess]:
-    with ReaderProcess() as made:
+def reader(writer: Writer) -> Iterator[ReaderProcess]:
+    with ReaderProcess(writer.transport) as made:
         yield made
 
 
@@ -98,11 +99,11 @@ def poison_hash(length: int) -> str:
 
 
 def begin_large_write(writer: Writer, peer: PeerId, reader: ReaderProcess) -> TransferId:
-    """One write over all of the memory, the writer's owner held back when its first byte has landed."""
+    """One write over all of the memory; returns when its first byte has landed."""
+    writer.memory[1] = 0x11
     transfer = writer.fabric.open_transfer(peer, Imm(9))
     writer.fabric.submit_write(transfer, src_offset=1, dst_offset=0, length=LENGTH - 1)
     writer.fabric.submit_last(transfer)
-    writer.memory[1] = 0x11
     while reader.ask("first_byte", 0) != str(0x11):
         pass
     return transfer
@@ -125,7 +126,7 @@ def test_pages_and_messages_arrive_in_another_process(writer: Writer, reader: Re
 def test_a_killed_reader_ends_or_parks_its_transfer_and_another_peer_goes_on(
     writer: Writer, reader: ReaderProcess
 ) -> None:
-    with ReaderProcess() as other:
+    with ReaderProcess(writer.transport) as other:
         peer, kept = writer.connect(reader), writer.connect(other)
         reader.ask("arm", 5, 1)
         writer.write(peer, 5, 1)
@@ -165,14 +166,16 @@ def test_a_parked_peer_costs_the_owner_next_to_nothing(writer: Writer, reader: R
 def test_a_stopped_reader_takes_its_window_and_gets_the_rest_when_it_goes_on(
     writer: Writer, reader: ReaderProcess
 ) -> None:
-    with ReaderProcess() as other:
+    with ReaderProcess(writer.transport) as other:
         peer, kept = writer.connect(reader), writer.connect(other)
         for each, target in ((reader, peer), (other, kept)):
             each.ask("arm", 5, 1)
             writer.write(target, 5, 1)
             each.ask("reached", 5)
         reader.process.send_signal(signal.SIGSTOP)
-        held = writer.write(peer, 6, 400)
+        # More than the window of the one and the lane of the other takes.
+        num_pages, length = (400, PAGE) if writer.transport == "tcp" else (9000, 3072)
+        held = writer.write(peer, 6, num_pages, length=length)
         other.ask("arm", 7, 400)
         assert writer.done(writer.write(kept, 7, 400)) is not None
         other.ask("reached", 7)
@@ -180,10 +183,10 @@ def test_a_stopped_reader_takes_its_window_and_gets_the_rest_when_it_goes_on(
         reader.process.send_signal(signal.SIGCONT)
         reader.ask("arm", 8, 1)
         done = writer.done(held)
-        assert done is not None and (done.num_posted, done.num_failed) == (400, 0)
+        assert done is not None and (done.num_posted, done.num_failed) == (num_pages, 0)
         writer.write(peer, 8, 1)
         reader.ask("reached", 8)
-        assert reader.ask("hash", 0, 400 * PAGE) == writer.hash(0, 400 * PAGE)
+        assert reader.ask("hash", 0, num_pages * length) == writer.hash(0, num_pages * length)
 
 
 def test_a_half_received_write_misses_the_memory_after_a_revoke(writer: Writer, reader: ReaderProcess) -> None:
@@ -216,6 +219,7 @@ def test_a_writer_closes_with_everything_under_way(writer: Writer, reader: Reade
     assert int(reader.ask("arrivals")) <= 301
 
 
+@pytest.mark.parametrize("writer", ["tcp"], indirect=True)
 def test_a_half_received_writer_may_be_removed_and_the_reader_goes_on(writer: Writer, reader: ReaderProcess) -> None:
     """fi_av_remove would crash the reader here (libfabric 1.17)."""
     peer = writer.connect(reader)

@@ -55,9 +55,9 @@ def test_a_stopped_decoder_takes_nothing_from_the_two_others() -> None:
     swing by a quarter on a shared machine and medians by a few per cent, so there are three tries at most; a peer that
     really held the others up would stop them for seconds (docs/fabric.md), in every try."""
     with ExitStack() as stack:
-        writer = Writer()
+        writer = Writer("tcp")
         stack.callback(writer.fabric.close)
-        readers = [stack.enter_context(ReaderProcess()) for _ in range(3)]
+        readers = [stack.enter_context(ReaderProcess("tcp")) for _ in range(3)]
         peers = [writer.connect(reader) for reader in readers]
         load = Load(writer, peers[:2])
         for peer in peers:  # connections stand, memory is touched

@@ -17,6 +17,7 @@ SOURCE = Path(__file__).with_name("hostile_peer.cpp")
 LENGTH = 1 << 20
 IMM = Imm(0x1234)  # hostile_peer.cpp's
 NUM_RECEIVES = 128  # posted by an endpoint
+NAME_BYTES = 16  # of an IPv4 endpoint; the address ends with it
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,8 @@ class Victim:
     events: list[Event] = field(default_factory=list)
 
     def suffer(self, stranger: Path, mode: str, count: int) -> None:
-        command = [str(stranger), self.fabric.address.hex(), mode, str(count)]
+        nic = self.fabric.address[-NAME_BYTES:]  # what libfabric calls it
+        command = [str(stranger), nic.hex(), mode, str(count)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         assert ended.stdout == f"ended {count}\n"
         self.events += self.fabric.drain_events()
@@ -55,7 +57,7 @@ class Victim:
 def victim() -> Iterator[Victim]:
     fd = os.memfd_create("headrace-strangers")
     os.ftruncate(fd, LENGTH)
-    made = Victim(NativeFabric(fd, LENGTH), NativeFabric(fd, LENGTH))
+    made = Victim(*(NativeFabric(fd, LENGTH, transports=("tcp",)) for _ in range(2)))
     os.close(fd)
     yield made
     made.fabric.close()

@@ -1,11 +1,13 @@
 """Conformance: the layer counter gates programs, steps keep their order, failed and closed lists end where they say."""
 
+import errno
+
 import numpy as np
 import pytest
 from fabric_world import Link, carry, page_writes, poisoned
 
 from headrace.errors import InputError
-from headrace.fabric.interface import LAYERS_PER_STEP, LastWrite, PageWrites, TransferId
+from headrace.fabric.interface import LAYERS_PER_STEP, Imm, LastWrite, PageWrites, TransferId
 
 NUM_LAYERS = 4
 PAGES = [3, 0, 5]
@@ -271,3 +273,27 @@ def test_closing_an_ended_list_keeps_its_result(pair: Link) -> None:
     done = pair.wait_done(transfer)
     assert (done.num_posted, done.complete) == (1, True)
     assert after_end in (None, 1)
+
+
+def test_a_list_that_is_late_ends_with_what_was_posted_and_takes_nothing_more(pair: Link) -> None:
+    late = pair.writer.fabric.open_transfer(pair.to_reader, Imm(7), deadline_s=0.3)
+    pair.writer.fabric.submit_write(late, src_offset=0, dst_offset=0, length=4096)
+    pair.writer.fabric.submit_program(1, [(late, page_writes([1], [1]))])
+    in_time = pair.writer.fabric.open_transfer(pair.to_reader, Imm(8), deadline_s=3600.0)
+    pair.writer.fabric.submit_write(in_time, src_offset=0, dst_offset=8192, length=4096)
+    pair.world.wait_for(lambda: pair.reader.fabric.statistics().num_arrivals == 2)
+    done = pair.wait_done(late)
+    assert (done.num_posted, done.num_failed, done.complete) == (1, 0, False)
+    assert (done.code, done.text) == (errno.ETIMEDOUT, "its deadline passed")
+    with pytest.raises(InputError, match="transfer"):
+        pair.writer.fabric.submit_last(late)
+    pair.writer.fabric.raise_layers(2 * LAYERS_PER_STEP)
+    pair.writer.fabric.submit_last(in_time)
+    assert pair.wait_done(in_time).complete
+    assert pair.reader.fabric.statistics().num_arrivals == 2
+
+
+def test_a_deadline_in_the_past_is_refused(pair: Link) -> None:
+    for deadline_s in (-0.1, float("nan")):
+        with pytest.raises(InputError, match="deadline_s"):
+            pair.writer.fabric.open_transfer(pair.to_reader, Imm(7), deadline_s=deadline_s)

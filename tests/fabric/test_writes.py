@@ -12,11 +12,12 @@ from headrace.fabric.interface import PageWrites, TransferDone
 
 
 def write(pair: Link, *, src: int, dst: int, length: int, imm: int = 7) -> TransferDone:
-    pair.arm(imm, 1)
+    num_writes = pair.writer.fabric.num_cuts(pair.to_reader, length)
+    pair.arm(imm, num_writes)
     transfer = pair.open(imm)
     pair.writer.fabric.submit_write(transfer, src_offset=src, dst_offset=dst, length=length)
     pair.writer.fabric.submit_last(transfer)
-    pair.wait_reached(imm, 1)
+    pair.wait_reached(imm, num_writes)
     return pair.wait_done(transfer)
 
 
@@ -36,7 +37,8 @@ def write(pair: Link, *, src: int, dst: int, length: int, imm: int = 7) -> Trans
 )
 def test_a_write_lands_whole_and_nothing_beside_it_changes(pair: Link, src: int, dst: int, length: int) -> None:
     done = write(pair, src=src, dst=dst, length=length)
-    assert (done.num_posted, done.num_failed, done.complete, done.code) == (1, 0, True, 0)
+    num_writes = pair.writer.fabric.num_cuts(pair.to_reader, length)
+    assert (done.num_posted, done.num_failed, done.complete, done.code) == (num_writes, 0, True, 0)
     expected = poisoned(pair.reader)
     expected[dst : dst + length] = pair.writer.memory[src : src + length]
     np.testing.assert_array_equal(pair.reader.memory, expected)

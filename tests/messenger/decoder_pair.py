@@ -11,6 +11,7 @@ from headrace.messenger.entries import DecoderOptions, DecoderStatistics
 from headrace.messenger.landings import TicketRequest
 from headrace.messenger.outcomes import LinkSuspected, PeerSuspected, Ready, TicketFailed
 from headrace.protocol.messages import CancelAck, Failed, Hello, Prefill, Refused, TicketClosed, encode
+from headrace.testing import Revocation
 
 LAYERS, PAGE = KV.num_layers, KV.page_size
 PROMPT = tuple(range(100, 114))  # 13 tokens to prefill: three whole pages and a tail page
@@ -22,9 +23,15 @@ class Pair:
     """A real decoder and a puppet prefiller, greeted."""
 
     def __init__(
-        self, *, num_pages: int = 24, num_aux_slots: int = 8, options: DecoderOptions = DecoderOptions()
+        self,
+        *,
+        num_pages: int = 24,
+        num_aux_slots: int = 8,
+        options: DecoderOptions = DecoderOptions(),
+        revocation: Revocation = "at once",
+        silence_s: float | None = None,
     ) -> None:
-        self.site = LoopbackSite(seed=1)
+        self.site = LoopbackSite(seed=1, revocation=revocation, silence_s=silence_s)
         layout = pool_layout(num_pages, num_aux_slots=num_aux_slots)
         self.decoder = DecoderProcess(self.site, layout, options=options)
         self.prefiller, self.peer = self.another_prefiller()
@@ -63,9 +70,9 @@ class Pair:
         self.prefiller.say(self.prefiller.peer, self.message(kind, prefill, sender=sender, **fields))
         self.deliver()
 
-    def tell_the_messenger(self, kind: type[Any], prefill: Prefill) -> None:
+    def tell_the_messenger(self, kind: type[Any], prefill: Prefill, **fields: Any) -> None:
         """The same, but what the messenger asks of the fabric at that is not told yet."""
-        received = MessageReceived(message=encode(self.message(kind, prefill)))
+        received = MessageReceived(message=encode(self.message(kind, prefill, **fields)))
         self.decoder.messenger.handle([received], self.site.now)
 
     def message(self, kind: type[Any], prefill: Prefill, *, sender: str | None = None, **fields: Any) -> Any:

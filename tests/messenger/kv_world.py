@@ -1,7 +1,7 @@
 """Prefillers and decoders of a site: real messengers, pages and leases, a pattern for a model.
 
 One thread moves everything: `turn` of a process is what its loop would do. A site is a loopback network with its own
-clock, or real endpoints over tcp, all in this process. Free pages are poisoned, and looked at
+clock, or real endpoints over one transport, all in this process. Free pages are poisoned, and looked at
 before they are used again, so a byte that lands late in a page that nobody gave away is found wherever it lands.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from pattern_model import POISON, PatternModel, prefix_keys
 
 from headrace.fabric.interface import LAYERS_PER_STEP, Fabric, Imm, PeerId
-from headrace.fabric.native import NativeFabric
+from headrace.fabric.native import NativeFabric, Transport
 from headrace.kvcache.layout import KVLayout, PoolLayout
 from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pages import PagePool
@@ -42,7 +42,7 @@ from headrace.messenger.process import ProcessName
 from headrace.messenger.slots import slot_of
 from headrace.protocol.control import Granted, Reserve
 from headrace.protocol.messages import FabricRole, Ticket, Tier
-from headrace.testing import Faults, LoopbackFabric, LoopbackNetwork
+from headrace.testing import Faults, LoopbackFabric, LoopbackNetwork, Revocation
 
 KV = KVLayout(num_layers=3, num_kv_heads=2, page_size=4, head_dim=4, dtype="fp32")
 MAX_MODEL_LEN = 256
@@ -109,8 +109,15 @@ class Site(Protocol):
 
 
 class LoopbackSite:
-    def __init__(self, seed: int, faults: Faults | None = None) -> None:
-        self.network = LoopbackNetwork(seed=seed, faults=faults)
+    def __init__(
+        self,
+        seed: int,
+        faults: Faults | None = None,
+        revocation: Revocation = "at once",
+        *,
+        silence_s: float | None = None,
+    ) -> None:
+        self.network = LoopbackNetwork(seed=seed, faults=faults, revocation=revocation, silence_s=silence_s)
         self.rng = self.network.rng
 
     @property
@@ -141,13 +148,17 @@ class LoopbackSite:
         assert holds(), f"never: {processes}"
 
 
-class TcpSite:
-    """Endpoints of this process over the real fabric, on the real clock."""
+NATIVE_TRANSPORTS: tuple[Transport, ...] = ("tcp", "mapped")
+
+
+class NativeSite:
+    """Endpoints of this process over the real fabric and one of its transports, on the real clock."""
 
     DEADLINE_S = 20.0
     QUIET_S = 0.02
 
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport = "tcp") -> None:
+        self.transport = transport
         self.rng: random.Random = random.SystemRandom()  # uuids: a process started twice is two
         self._fabrics: list[NativeFabric] = []
         self.memories: dict[bytes, PoolMemory] = {}
@@ -158,7 +169,7 @@ class TcpSite:
 
     def endpoint(self, layout: PoolLayout) -> tuple[Fabric, np.ndarray]:
         memory = PoolMemory(layout.total_bytes)
-        fabric = NativeFabric(memory.fd, memory.length)
+        fabric = NativeFabric(memory.fd, memory.length, transports=(self.transport,))
         self._fabrics.append(fabric)
         self.memories[fabric.address] = memory
         return fabric, memory.bytes

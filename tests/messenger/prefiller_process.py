@@ -1,4 +1,4 @@
-"""A prefiller as a process of its own: TinyLlama behind the real messenger, over tcp. `Prefiller` is the test's side.
+"""A prefiller as a process of its own: TinyLlama behind the real messenger and fabric. `Prefiller` is the test's side.
 
 Its loop owns messenger and pages; a model thread computes the steps and raises the layer counter. Lines of JSON on
 stdin ask for what a gateway or a fault injector would ask; each is answered by one line on stdout.
@@ -20,7 +20,7 @@ import torch
 from tiny_llama import LLAMA_KV, TinyLlama
 
 from headrace.fabric.interface import LAYERS_PER_STEP
-from headrace.fabric.native import NativeFabric
+from headrace.fabric.native import NativeFabric, Transport
 from headrace.kvcache.layout import PoolLayout
 from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pages import PagePool
@@ -56,13 +56,13 @@ class _StepFailed(Exception):
 class _Prefiller:
     """`fail_at_layer`, `hold_gil_at_layer`, `layer_s` (how long a layer takes at least) may be set by the test."""
 
-    def __init__(self, *, num_pages: int, chunk_tokens: int, transfer: Transfer) -> None:
+    def __init__(self, *, num_pages: int, chunk_tokens: int, transfer: Transfer, transport: Transport = "tcp") -> None:
         torch.set_num_threads(1)
         layout = llama_layout(num_pages)
         self._memory = PoolMemory(layout.total_bytes)
         self._views = layer_views(self._memory, layout)
         self._model = TinyLlama()
-        self._fabric = NativeFabric(self._memory.fd, self._memory.length)
+        self._fabric = NativeFabric(self._memory.fd, self._memory.length, transports=(transport,))
         self._messenger = PrefillerMessenger(
             fabric=self._fabric,
             identity=Identity.of_this_process(role="prefiller", fingerprint=FINGERPRINT, pool=layout),
@@ -171,10 +171,12 @@ def _say(**answer: object) -> None:
 class Prefiller:
     """Starts the process; kills it on leaving, whatever state it is in by then."""
 
-    def __init__(self, *, num_pages: int = 256, chunk_tokens: int = 16, transfer: Transfer = "layers") -> None:
+    def __init__(
+        self, transport: Transport, *, num_pages: int = 256, chunk_tokens: int = 16, transfer: Transfer = "layers"
+    ) -> None:
         script = str(Path(__file__).resolve())
         self.process = subprocess.Popen(
-            [sys.executable, script, str(num_pages), str(chunk_tokens), transfer],
+            [sys.executable, script, transport, str(num_pages), str(chunk_tokens), transfer],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -207,5 +209,8 @@ class Prefiller:
 
 
 if __name__ == "__main__":
-    _, pages, chunk, when = sys.argv
-    asyncio.run(_Prefiller(num_pages=int(pages), chunk_tokens=int(chunk), transfer=cast(Transfer, when)).run())
+    _, way, pages, chunk, when = sys.argv
+    made = _Prefiller(
+        transport=cast(Transport, way), num_pages=int(pages), chunk_tokens=int(chunk), transfer=cast(Transfer, when)
+    )
+    asyncio.run(made.run())

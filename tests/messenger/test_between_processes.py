@@ -1,4 +1,4 @@
-"""Real processes over tcp: a prefiller that runs a tiny Llama, and the decoder that goes on from its KV."""
+"""Real processes, over each transport: a prefiller that runs a tiny Llama, and the decoder that goes on from its KV."""
 
 import os
 import random
@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kv_world import DecoderProcess, Request, Site, TcpSite
+from kv_world import NATIVE_TRANSPORTS, DecoderProcess, NativeSite, Request, Site
 from prefiller_process import FINGERPRINT, GIL_HELD_S, Prefiller, llama_layout
 from tiny_llama import LLAMA_KV, TinyLlama
 
 from headrace.fabric.interface import PeerId, Reached
+from headrace.fabric.native import Transport
 from headrace.kvcache.pool import layer_views
 from headrace.messenger.entries import DecoderOptions
-from headrace.messenger.outcomes import PeerReady, Ready, TicketFailed
+from headrace.messenger.outcomes import PeerReady, PeerSuspected, Ready, TicketFailed
 
 PAGE, CHUNK = LLAMA_KV.page_size, 16
 LENGTHS = [2, PAGE - 1, PAGE, PAGE + 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 3]
@@ -30,28 +31,34 @@ def model() -> TinyLlama:
     return TinyLlama()
 
 
+@pytest.fixture(scope="module", params=NATIVE_TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> Transport:
+    chosen: Transport = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def prefiller() -> Iterator[Prefiller]:
-    with Prefiller(chunk_tokens=CHUNK) as process:
+def prefiller(transport: Transport) -> Iterator[Prefiller]:
+    with Prefiller(transport, chunk_tokens=CHUNK) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def prefillers(prefiller: Prefiller) -> Iterator[tuple[Prefiller, Prefiller]]:
+def prefillers(transport: Transport, prefiller: Prefiller) -> Iterator[tuple[Prefiller, Prefiller]]:
     """The one that is asked, and one through which the decoder came to what it has."""
-    with Prefiller(chunk_tokens=CHUNK) as helper:
+    with Prefiller(transport, chunk_tokens=CHUNK) as helper:
         yield prefiller, helper
 
 
 @pytest.fixture
-def site() -> Iterator[TcpSite]:
-    made = TcpSite()
+def site(transport: Transport) -> Iterator[NativeSite]:
+    made = NativeSite(transport)
     yield made
     made.close()
 
 
 @pytest.fixture
-def decoder(site: TcpSite) -> DecoderProcess:
+def decoder(site: NativeSite) -> DecoderProcess:
     return make_decoder(site)
 
 
@@ -188,9 +195,9 @@ def test_damage_between_the_last_arrival_and_the_first_use_is_caught(
 
 
 def test_a_step_that_fails_in_the_middle_sends_nothing_that_was_not_computed(
-    model: TinyLlama, site: TcpSite, decoder: DecoderProcess
+    model: TinyLlama, site: NativeSite, decoder: DecoderProcess
 ) -> None:
-    with Prefiller(chunk_tokens=CHUNK) as prefiller:
+    with Prefiller(site.transport, chunk_tokens=CHUNK) as prefiller:
         peer = meet(decoder, prefiller)
         prefiller.ask("faults", fail_at_layer=2)
         request = ask(decoder, prefiller, peer, prompt(CHUNK + 1, seed=5))
@@ -210,9 +217,9 @@ def test_a_step_that_fails_in_the_middle_sends_nothing_that_was_not_computed(
 
 
 def test_whole_nothing_is_sent_of_a_prompt_whose_last_step_fails_and_all_of_it_when_it_does_not(
-    model: TinyLlama, site: TcpSite, decoder: DecoderProcess
+    model: TinyLlama, site: NativeSite, decoder: DecoderProcess
 ) -> None:
-    with Prefiller(chunk_tokens=CHUNK, transfer="whole") as prefiller:
+    with Prefiller(site.transport, chunk_tokens=CHUNK, transfer="whole") as prefiller:
         peer = meet(decoder, prefiller)
         ready(decoder, ask(decoder, prefiller, peer, prompt(5 * CHUNK + 3, seed=6)))
         num_posted = prefiller.ask("statistics")["num_writes_posted"]
@@ -233,11 +240,11 @@ def test_whole_nothing_is_sent_of_a_prompt_whose_last_step_fails_and_all_of_it_w
 
 @pytest.mark.timing
 def test_a_model_thread_that_holds_the_gil_does_not_delay_its_layers_bytes(
-    site: TcpSite, decoder: DecoderProcess
+    site: NativeSite, decoder: DecoderProcess
 ) -> None:
     """The prefiller's interpreter stands still for 200 ms after raising the counter for layer 1 of one chunk; the
     bytes of that layer land in the decoder meanwhile. CLOCK_MONOTONIC is one clock for both processes."""
-    with Prefiller(chunk_tokens=CHUNK) as prefiller:
+    with Prefiller(site.transport, chunk_tokens=CHUNK) as prefiller:
         peer = meet(decoder, prefiller)
         ready(decoder, ask(decoder, prefiller, peer, prompt(CHUNK + 1, seed=8)))  # everything is warm
         delays = []
@@ -263,10 +270,10 @@ def cpu_ns(pid: int) -> int:
 @pytest.mark.timing
 @pytest.mark.parametrize("waiting", [False, True], ids=["idle", "with a ticket open"])
 def test_a_process_with_nothing_to_do_uses_under_one_percent_of_a_core(
-    waiting: bool, site: TcpSite, decoder: DecoderProcess
+    waiting: bool, site: NativeSite, decoder: DecoderProcess
 ) -> None:
     """All threads of a prefiller that has met its decoder: the interpreter's loop, the owner, torch's."""
-    with Prefiller(chunk_tokens=CHUNK) as prefiller:
+    with Prefiller(site.transport, chunk_tokens=CHUNK) as prefiller:
         peer = meet(decoder, prefiller)
         ready(decoder, ask(decoder, prefiller, peer, prompt(50)))
         if waiting:  # a step that takes its time: program and list wait for the layer counter
@@ -287,9 +294,9 @@ def exits(decoder: DecoderProcess) -> int:
     return pidfd
 
 
-def test_a_killed_prefiller_writes_into_nobodys_page(site: TcpSite, decoder: DecoderProcess) -> None:
+def test_a_killed_prefiller_writes_into_nobodys_page(site: NativeSite, decoder: DecoderProcess) -> None:
     for round_number in range(5):
-        with Prefiller(chunk_tokens=CHUNK) as prefiller:
+        with Prefiller(site.transport, chunk_tokens=CHUNK) as prefiller:
             peer = meet(decoder, prefiller)
             pidfd = exits(decoder)
             prefiller.ask("faults", layer_s=0.002)
@@ -307,7 +314,7 @@ def test_a_killed_prefiller_writes_into_nobodys_page(site: TcpSite, decoder: Dec
             assert_nothing_lands(site, decoder)
 
 
-def assert_nothing_lands(site: TcpSite, decoder: DecoderProcess, seconds: float = 0.3) -> None:
+def assert_nothing_lands(site: NativeSite, decoder: DecoderProcess, seconds: float = 0.3) -> None:
     """Every page is free or cached, and stays as it is."""
     pages = decoder.pool.statistics()
     assert (pages.num_held, pages.num_quarantined) == (0, 0), pages
@@ -318,12 +325,14 @@ def assert_nothing_lands(site: TcpSite, decoder: DecoderProcess, seconds: float 
 
 
 def test_a_stopped_prefiller_that_wakes_up_writes_into_nobodys_page(
-    model: TinyLlama, site: TcpSite, prefiller: Prefiller
+    model: TinyLlama, site: NativeSite, prefiller: Prefiller
 ) -> None:
-    """It is stopped with writes under way, revoked when its patience is over, its pages are used by another's
-    tickets; then it goes on. No byte and no foreign counter moves, and it is a healthy peer again afterwards."""
+    """It is stopped with writes under way, and revoked when its patience is over; its pages are used by another's
+    tickets, or by nobody where its access lingers; then it goes on. No byte and no foreign counter moves, and it is a
+    healthy peer again afterwards."""
+    lingers = site.transport == "mapped"
     decoder = make_decoder(site, num_pages=48, patience_s=0.2)
-    with Prefiller(chunk_tokens=CHUNK) as sleeper:
+    with Prefiller(site.transport, chunk_tokens=CHUNK) as sleeper:
         peer, other = meet(decoder, sleeper), meet(decoder, prefiller)
         for round_number in range(4):
             sleeper.ask("faults", layer_s=0.005)
@@ -336,18 +345,24 @@ def test_a_stopped_prefiller_that_wakes_up_writes_into_nobodys_page(
                 assert victim.imm is not None
                 decoder.messenger.cancel(victim.imm, time.monotonic())
                 answer_of(decoder, victim)
-                site.wait_for(lambda: decoder.messenger.statistics().num_open == 0, decoder)
-                assert decoder.messenger.statistics().num_revokes == round_number + 1
+                revokes = round_number + 1
+                site.wait_for(lambda: decoder.messenger.statistics().num_revokes == revokes, decoder)  # noqa: B023
+                statistics = decoder.messenger.statistics()
+                assert (statistics.num_open, statistics.num_revoking) == (lingers, lingers)
+                assert statistics.num_quarantined_pages == (-(-119 // PAGE) if lingers else 0)
                 decoder.finish(victim)
                 requests = [
                     ask(decoder, prefiller, other, prompt(100, seed=900 + 10 * round_number + i)) for i in (1, 2)
                 ]
-                for request in requests:  # into the pages and slots that were the sleeper's
+                for request in requests:  # into the pages and slots that were the sleeper's, unless it has them still
                     ready(decoder, request)
                 before, counts = decoder.memory.copy(), decoder.fabric.statistics()
             finally:
                 os.kill(sleeper.process.pid, signal.SIGCONT)
             site.wait_for(lambda: decoder.messenger.is_ready(peer), decoder)
+            if lingers:  # it may have gone on in pages that were nobody's, until it was told
+                assert decoder.messenger.statistics().num_open == 0
+                before, counts = decoder.memory.copy(), decoder.fabric.statistics()
             # Served on the sleeper's own connection, so whatever it had under way has come by then.
             last = ask(decoder, sleeper, peer, prompt(20, seed=700 + round_number))
             ready(decoder, last)
@@ -365,8 +380,44 @@ def test_a_stopped_prefiller_that_wakes_up_writes_into_nobodys_page(
         check_text(model, decoder, request)
 
 
+def test_a_decoder_finds_out_by_itself_that_its_prefiller_stands_still(model: TinyLlama, site: NativeSite) -> None:
+    """Nobody tells peer_hung and no deadline is near: it is the missing heartbeats."""
+    lingers = site.transport == "mapped"
+    decoder = make_decoder(site)
+    with Prefiller(site.transport, chunk_tokens=CHUNK) as sleeper:
+        peer = meet(decoder, sleeper)
+        sleeper.ask("faults", layer_s=0.02)
+        victim = ask(decoder, sleeper, peer, prompt(120, seed=41), remaining_s=600.0)
+        first_page = decoder.model.pages(decoder.memory)[:, victim.reservation.pages[0]]
+        site.wait_for(lambda: bool((first_page != 0xEE).any()), decoder)
+        os.kill(sleeper.process.pid, signal.SIGSTOP)
+        try:
+            answer = answer_of(decoder, victim)
+            assert isinstance(answer, TicketFailed), answer
+            assert (answer.reason, answer.text) == ("peer_lost", "the prefiller does not answer: it is silent")
+            statistics = decoder.messenger.statistics()
+            assert (statistics.num_revokes, statistics.num_revoking) == (1, lingers)
+            assert bool(statistics.num_quarantined_pages) == lingers
+            decoder.finish(victim)
+        finally:
+            os.kill(sleeper.process.pid, signal.SIGCONT)
+        site.wait_for(lambda: decoder.messenger.is_ready(peer), decoder)
+        sleeper.ask("faults")
+        request = ask(decoder, sleeper, peer, prompt(50, seed=42))
+        ready(decoder, request)
+        check_text(model, decoder, request)
+        decoder.finish(request)
+        assert_nothing_lands(site, decoder)
+        os.kill(sleeper.process.pid, signal.SIGKILL)
+        sleeper.process.wait()
+        site.wait_for(lambda: not decoder.messenger.is_ready(peer), decoder)
+        suspected = [outcome.text for outcome in decoder.outcomes if isinstance(outcome, PeerSuspected)]
+        assert len(suspected) == 2
+        assert suspected[1].startswith("the prefiller is gone: ")
+
+
 def test_cancelled_tickets_give_their_pages_back_when_the_last_byte_has_landed(
-    site: TcpSite, prefiller: Prefiller, decoder: DecoderProcess
+    site: NativeSite, prefiller: Prefiller, decoder: DecoderProcess
 ) -> None:
     peer = meet(decoder, prefiller)
     prefiller.ask("faults", layer_s=0.001)

@@ -1,11 +1,23 @@
-"""Every byte of every page arrives, and nothing else is touched: whole tickets over the loopback network."""
+"""Every byte of every page arrives, and nothing else is touched: whole tickets over every kind of fabric."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from kv_world import KV, DecoderProcess, LoopbackSite, PrefillerProcess, Site, TcpSite, greet, pair, run_prompts
+from kv_world import (
+    KV,
+    NATIVE_TRANSPORTS,
+    DecoderProcess,
+    LoopbackSite,
+    NativeSite,
+    PrefillerProcess,
+    Site,
+    greet,
+    pair,
+    run_prompts,
+)
 
+from headrace.fabric.native import Transport
 from headrace.messenger.entries import DecoderOptions
 from headrace.messenger.jobs import Transfer
 from headrace.messenger.outcomes import Ready, TicketFailed
@@ -83,7 +95,8 @@ class Setting:
     """Where a test's processes live, and when the prefiller's pages travel."""
 
     transfer: Transfer = "layers"
-    seed: int | None = 0  # of the loopback network; None: over tcp
+    seed: int = 0  # of the loopback network
+    transport: Transport | None = None  # over this, not over the loopback network
     faults: Faults = CALM
 
 
@@ -96,19 +109,20 @@ IN_MEMORY = {
     "whole-reordered-1": Setting(transfer="whole", seed=1, faults=EVERY_DAY),
     "whole-reordered-2": Setting(transfer="whole", seed=2, faults=EVERY_DAY),
 }
-OVER_TCP = {"tcp": Setting(seed=None), "whole-tcp": Setting(transfer="whole", seed=None)}
-SETTINGS = IN_MEMORY | OVER_TCP
+NATIVE = {transport: Setting(transport=transport) for transport in NATIVE_TRANSPORTS}
+WHOLE_NATIVE = {f"whole-{name}": Setting(transfer="whole", transport=name) for name in NATIVE_TRANSPORTS}
+SETTINGS = IN_MEMORY | NATIVE | WHOLE_NATIVE
 
 
 @pytest.fixture
 def site(setting: str) -> Iterator[Site]:
     chosen = SETTINGS[setting]
-    if chosen.seed is None:
-        real = TcpSite()
+    if chosen.transport is None:
+        yield LoopbackSite(chosen.seed, chosen.faults)
+    else:
+        real = NativeSite(chosen.transport)
         yield real
         real.close()
-    else:
-        yield LoopbackSite(chosen.seed, chosen.faults)
 
 
 @pytest.fixture
@@ -124,7 +138,7 @@ def test_every_byte_of_a_prompt_of_any_length_arrives(length: int, site: Site, t
     everything_is_back(prefiller, decoder)
 
 
-@pytest.mark.parametrize("setting", [*IN_MEMORY, "tcp"])  # tcp takes most of the time, and knows nothing of hits
+@pytest.mark.parametrize("setting", [*IN_MEMORY, *NATIVE])  # these take most of the time, and know nothing of hits
 @pytest.mark.parametrize("prefiller_has", [0, PAGE, 5 * PAGE, 7 * PAGE + 1, 8 * PAGE])
 @pytest.mark.parametrize("decoder_has", [0, PAGE, 5 * PAGE, 7 * PAGE + 1, 8 * PAGE])
 @pytest.mark.parametrize("length", [8 * PAGE, 8 * PAGE + 1, 8 * PAGE + 3])

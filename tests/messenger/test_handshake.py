@@ -110,22 +110,24 @@ def test_two_decoders_do_not_shake_hands(site: LoopbackSite) -> None:
     assert second.outcomes == []
 
 
-@pytest.mark.parametrize("cut", [0, 1, 28, 30, 100])
-def test_a_descriptor_of_a_wrong_length_is_refused(
-    cut: int, site: LoopbackSite, prefiller: PrefillerProcess, puppet: PuppetDecoder
+@pytest.mark.parametrize("num_bytes", [0, 1, 21, 29, 31, 100])
+def test_a_descriptor_of_a_wrong_length_is_refused_saying_what_would_be_right(
+    num_bytes: int, site: LoopbackSite, prefiller: PrefillerProcess, puppet: PuppetDecoder
 ) -> None:
     whole = puppet.hello()
-    assert len(whole.descriptor) == 29
-    puppet.say(puppet.peer, puppet.hello(descriptor=(whole.descriptor * 4)[:cut]))
+    assert len(whole.descriptor) == 30 < Descriptor.MAX_BYTES
+    puppet.say(puppet.peer, puppet.hello(descriptor=(whole.descriptor * 4)[:num_bytes]))
     site.settle(prefiller)
     [answer] = puppet.heard(HelloRefused)
-    assert (answer.field, answer.ours, answer.theirs) == ("descriptor", "29 bytes", f"{cut} bytes")
+    right = "at least 22 bytes" if num_bytes < 22 else "30 bytes for 1 keys"
+    assert (answer.field, answer.theirs) == ("descriptor", f"{num_bytes} bytes")
+    assert answer.ours == f"descriptor: must be {right}, is {num_bytes}"
 
 
 def test_a_descriptor_of_less_memory_than_the_pool_has_is_refused(
     site: LoopbackSite, prefiller: PrefillerProcess, puppet: PuppetDecoder
 ) -> None:
-    short = Descriptor(addressing="offset", base=0, length=puppet.layout.total_bytes - 1, key=1, generation=1)
+    short = Descriptor(addressing="offset", base=0, length=puppet.layout.total_bytes - 1, keys=(1,), generation=1)
     puppet.say(puppet.peer, puppet.hello(descriptor=short.encode()))
     site.settle(prefiller)
     [answer] = puppet.heard(HelloRefused)
@@ -138,7 +140,7 @@ def test_a_descriptor_that_the_fabric_does_not_take_is_refused_and_the_older_epo
 ) -> None:
     puppet.greet()
     site.settle(prefiller)
-    stale = Descriptor(addressing="offset", base=0, length=puppet.layout.total_bytes, key=1, generation=0)
+    stale = Descriptor(addressing="offset", base=0, length=puppet.layout.total_bytes, keys=(1,), generation=0)
     puppet.epoch += 1
     puppet.say(puppet.peer, puppet.hello(descriptor=stale.encode()))
     site.settle(prefiller)

@@ -6,6 +6,7 @@ import pytest
 from prefiller_pair import EXPECTED, LATE, LAYERS, Pair
 
 from headrace.errors import InputError
+from headrace.fabric.interface import PeerHeard, PeerSilent
 from headrace.protocol.messages import CancelAck, Failed, Refused, TicketClosed
 from headrace.testing import Faults
 
@@ -256,6 +257,40 @@ def test_a_decoder_that_exits_leaves_nothing_behind_and_disturbs_nobody(moment: 
     assert pair_decoder.num_arrivals(other.ticket) == EXPECTED
     pair.everything_is_back()
     assert pair.prefiller.fabric.statistics().num_peers_now == 1
+
+
+@at_every_moment
+def test_silence_of_a_decoder_ends_nothing_of_its_tickets(moment: Moment, pair: Pair) -> None:
+    message = pair.ask()
+    moment(pair)
+    peer = pair.prefiller.decoders[pair.decoder.identity.uuid]
+    pair.prefiller.messenger.handle([PeerSilent(peer=peer), PeerHeard(peer=peer)], pair.site.now)
+    pair.compute_everything()
+    pair.settle()
+    assert [closed.ticket for closed in pair.decoder.heard(TicketClosed)] == [message.ticket]
+    assert pair.decoder.heard(Failed) == []
+    pair.everything_is_back()
+
+
+@at_every_moment
+def test_tickets_of_a_decoder_whose_connection_broke_end_by_their_lists_and_no_page_is_kept(
+    moment: Moment, pair: Pair
+) -> None:
+    """Its exit is told by nobody, as on another host; that it is gone is not known here, so it stays a decoder."""
+    pair_decoder = pair.another_decoder()
+    pair.ask()
+    moment(pair)
+    pair.site.network.kill(pair.decoder.fabric)
+    pair.settle()
+    pair.compute_everything()
+    pair.settle()
+    pair.everything_is_back()
+    pair.decoder = pair_decoder
+    other = pair.ask(tuple(range(14)), request_id="other")
+    pair.compute_everything()
+    pair.settle()
+    assert pair_decoder.num_arrivals(other.ticket) == EXPECTED
+    pair.everything_is_back()
 
 
 @pytest.mark.parametrize("moment", [moment_queued, moment_in_a_step, moment_between_steps, moment_all_posted])

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from kv_world import DecoderProcess, LoopbackSite, PrefillerProcess, TcpSite, pool_layout
+from kv_world import NATIVE_TRANSPORTS, DecoderProcess, LoopbackSite, NativeSite, PrefillerProcess, pool_layout
 from pattern_model import prefix_keys
 
 from headrace.fabric.interface import LAYERS_PER_STEP, Event, MessageReceived, PeerId
+from headrace.fabric.native import Transport
 from headrace.messenger.jobs import Chunk
 from headrace.messenger.outcomes import (
     DecoderOutcome,
@@ -193,8 +194,9 @@ class Decoding:
         process.finish(request)
 
 
-def test_tickets_are_served_end_to_end_by_two_pumps_on_one_loop() -> None:
-    site = TcpSite()
+@pytest.mark.parametrize("transport", NATIVE_TRANSPORTS)
+def test_tickets_are_served_end_to_end_by_two_pumps_on_one_loop(transport: Transport) -> None:
+    site = NativeSite(transport)
     prefilling = Prefilling(PrefillerProcess(site, pool_layout(32)))
     decoding = Decoding(DecoderProcess(site, pool_layout(40)))
 

@@ -23,7 +23,7 @@ from headrace.messenger.life import (
     PrefillerState,
 )
 
-NUM_HISTORIES = int(os.environ.get("HEADRACE_HISTORIES", "10000"))  # `make soak` asks for more
+NUM_HISTORIES = int(os.environ.get("HEADRACE_HISTORIES", "5000"))  # `make soak` asks for more
 BLOCK = 250
 assert NUM_HISTORIES >= BLOCK, "HEADRACE_HISTORIES must be at least 250"
 
@@ -36,10 +36,12 @@ def test_every_history_ends_with_everything_given_back_and_everybody_answered(bl
         for process in history.decoders:
             statistics = process.messenger.statistics()
             outcomes.update(statistics.num_failed, **{history.transfer: statistics.num_ready})
+            outcomes[f"revoked {history.network.revocation}"] += statistics.num_revokes
     # What a block must have seen, or it has shown nothing.
     assert outcomes["layers"] > BLOCK / 2
     assert outcomes["whole"] > BLOCK / 8
     assert all(outcomes[reason] for reason in ("cancelled", "deadline", "refused", "failed", "peer_lost", "revoked"))
+    assert all(outcomes[f"revoked {when}"] > BLOCK / 20 for when in ("at once", "when let go"))
 
 
 D, P = DecoderState, PrefillerState
@@ -71,6 +73,14 @@ MUTATIONS = {
     "a cancel while verifying is forgotten": (
         "decoder",
         {(D.VERIFYING, DecoderEvent.CANCEL): (D.VERIFYING, "FREE_PAGES")},
+    ),
+    "pages are freed while access lingers": (
+        "decoder",
+        {(D.OPEN, DecoderEvent.ACCESS_ENDING): (D.CLOSED, "FREE_PAGES CLOSE ANSWER_FAILED")},
+    ),
+    "pages are kept though the access has ended": (
+        "decoder",
+        {(D.REVOKING, DecoderEvent.REVOKED): (D.REVOKING, "")},
     ),
     "a failed step does not end the job": (
         "prefiller",

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from kv_world import (
+    NATIVE_TRANSPORTS,
     DecoderProcess,
     LoopbackSite,
+    NativeSite,
     PrefillerProcess,
     Process,
     Site,
-    TcpSite,
     greet,
     pair,
     pool_layout,
@@ -22,7 +23,7 @@ from prefiller_pair import LATE, Pair
 from puppet import PuppetDecoder, PuppetPrefiller
 
 from headrace.fabric.interface import Fabric, PeerId
-from headrace.fabric.native import NativeFabric
+from headrace.fabric.native import NativeFabric, Transport
 from headrace.kvcache.layout import PoolLayout
 from headrace.kvcache.memory import PoolMemory
 from headrace.messenger.aux import AuxHeader
@@ -250,11 +251,11 @@ def test_another_prefiller_that_answers_for_an_older_epoch_is_not_believed(site:
 # ---- over real endpoints at one port ---------------------------------------------------------------------------
 
 
-class PortSite(TcpSite):
-    """A site whose next endpoint is bound to `port`."""
+class PortSite(NativeSite):
+    """A site whose next endpoint is bound to `port`: its address is that of the one before."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, transport: Transport) -> None:
+        super().__init__(transport)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.fixed_port: int = probe.getsockname()[1]
@@ -262,7 +263,7 @@ class PortSite(TcpSite):
 
     def endpoint(self, layout: PoolLayout) -> tuple[Fabric, np.ndarray]:
         memory = PoolMemory(layout.total_bytes)
-        fabric = NativeFabric(memory.fd, memory.length, port=self.port)
+        fabric = NativeFabric(memory.fd, memory.length, transports=(self.transport,), port=self.port)
         self._fabrics.append(fabric)
         self.memories[fabric.address] = memory
         return fabric, memory.bytes
@@ -276,9 +277,9 @@ class PortSite(TcpSite):
         return self
 
 
-@pytest.fixture
-def ports() -> Iterator[PortSite]:
-    made = PortSite()
+@pytest.fixture(params=NATIVE_TRANSPORTS)
+def ports(request: pytest.FixtureRequest) -> Iterator[PortSite]:
+    made = PortSite(request.param)
     yield made
     made.close()
 

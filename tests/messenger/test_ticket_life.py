@@ -81,6 +81,21 @@ WORLDS = {
         leases=False,
         restart=True,
     ),
+    "access that may linger after a revoke": Settings(
+        expected=2, num_steps=0, num_faults=1, faults=FAULTS | {"breach"}, halves=True, lingers=True
+    ),
+    "access that may linger, and a second ticket in the slot and pages of the first": Settings(
+        num_tickets=2,
+        expected=1,
+        num_steps=0,
+        num_faults=1,
+        faults=frozenset({"hang", "death", "decoder death", "revoke", "write lost"}),
+        cancelled=NOBODY,
+        leases=False,
+        halves=True,
+        restart=True,
+        lingers=True,
+    ),
 }
 
 
@@ -137,6 +152,12 @@ def test_a_lost_write_needs_no_deadline_to_be_noticed() -> None:
     assert report.answers == {("ready",), ("failed",)}
 
 
+def test_a_prefiller_that_hangs_with_access_costs_no_request_its_answer_and_nothing_but_pages() -> None:
+    report = explore(HUNG_WITH_ACCESS)
+    assert not report.broken, str(report)
+    assert report.answers == {("ready",), ("failed",), ("",)}  # not accepted: it hangs already
+
+
 # ---- the tables ------------------------------------------------------------------------------------------------
 
 
@@ -156,8 +177,12 @@ def test_a_done_ticket_only_repeats_itself() -> None:
 
 
 def test_every_move_that_changes_something_was_made_in_one_of_the_worlds() -> None:
-    names = ("a prefiller that breaks the rules of counting", "a decoder that comes back at its old address")
-    exercised = explored(names[0]).exercised | explored(names[1]).exercised
+    names = (
+        "a prefiller that breaks the rules of counting",
+        "a decoder that comes back at its old address",
+        "access that may linger after a revoke",
+    )
+    exercised = {move for name in names for move in explored(name).exercised}
     moves = {("decoder", s.name, e.name) for (s, e), move in DECODER.items() if move != Move(s, ())}
     moves |= {("prefiller", s.name, e.name) for (s, e), move in PREFILLER.items() if move != Move(s, ())}
     assert moves - exercised == set()
@@ -235,6 +260,8 @@ DEATH = replace(ONE_FAULT, faults=frozenset({"death"}), cancelled=NOBODY)
 DECODER_DEATH = replace(ONE_FAULT, faults=frozenset({"decoder death"}))
 REVOKE = replace(ONE_FAULT, faults=frozenset({"revoke"}))
 HALVES = replace(REVOKE, halves=True)
+LINGERING = replace(REVOKE, lingers=True)
+HUNG_WITH_ACCESS = replace(ONE_FAULT, faults=frozenset({"hang"}), cancelled=NOBODY, lingers=True)
 BREACH = replace(ONE_FAULT, faults=frozenset({"breach"}))
 NO_PATIENCE = Settings(expected=2, num_steps=1, timers=False)
 UNATTENDED = Settings(expected=2, num_steps=1, timers=False, cancelled=NOBODY)
@@ -327,6 +354,52 @@ BROKEN = {
     "answered again after the cancel": Broken(
         "a request is answered twice",
         {(D.CANCELLING, DE.REVOKED): Move(D.CLOSED, (DF.FREE_PAGES, DF.CLOSE, DF.ANSWER_FAILED))},
+    ),
+    # access that lingers
+    "pages freed while access lingers": Broken(
+        PAGE,
+        {(D.OPEN, DE.ACCESS_ENDING): Move(D.CLOSED, (DF.FREE_PAGES, DF.CLOSE, DF.ANSWER_FAILED))},
+        world=LINGERING,
+    ),
+    "pages of a cancelled ticket freed while access lingers": Broken(
+        PAGE, {(D.CANCELLING, DE.ACCESS_ENDING): Move(D.CLOSED, (DF.FREE_PAGES, DF.CLOSE))}, world=LINGERING
+    ),
+    "pages of a draining ticket freed while access lingers": Broken(
+        PAGE, {(D.DRAINING, DE.ACCESS_ENDING): Move(D.CLOSED, (DF.FREE_PAGES, DF.CLOSE))}, world=LINGERING
+    ),
+    "pages freed, and only the slot kept, while access lingers": Broken(
+        PAGE,
+        {(D.OPEN, DE.ACCESS_ENDING): Move(D.REVOKING, (DF.FREE_PAGES, DF.ANSWER_FAILED))},
+        world=LINGERING,
+    ),
+    "aux slot given back while access lingers": Broken(
+        "an aux slot that was given back may still be written",
+        {(D.OPEN, DE.ACCESS_ENDING): Move(D.CLOSED, (DF.QUARANTINE_PAGES, DF.CLOSE, DF.ANSWER_FAILED))},
+        world=LINGERING,
+    ),
+    "pages freed at the end of a patience that was not stopped": Broken(
+        PAGE,
+        {
+            (D.CANCELLING, DE.ACCESS_ENDING): Move(D.REVOKING, ()),
+            (D.REVOKING, DE.PATIENCE): Move(D.CLOSED, (DF.FREE_PAGES, DF.CLOSE)),
+        },
+        world=LINGERING,
+    ),
+    "not answered before the access has ended": Broken(
+        FOR_EVER, {(D.OPEN, DE.ACCESS_ENDING): Move(D.OPEN, ())}, world=HUNG_WITH_ACCESS
+    ),
+    "not answered even then": Broken(
+        FOR_EVER, {(D.OPEN, DE.ACCESS_ENDING): Move(D.REVOKING, (DF.QUARANTINE_PAGES,))}, world=LINGERING
+    ),
+    "answered again when the access has ended": Broken(
+        "a request is answered twice",
+        {(D.REVOKING, DE.REVOKED): Move(D.CLOSED, (DF.FREE_PAGES, DF.CLOSE, DF.ANSWER_FAILED))},
+        world=LINGERING,
+    ),
+    "a ticket outlives the access": Broken(
+        "a ticket that is open is answered as over",
+        {(D.REVOKING, DE.REVOKED): Move(D.REVOKING, ())},
+        world=LINGERING,
     ),
     # the prefiller
     "acknowledged before the list is closed": Broken(
@@ -431,6 +504,7 @@ BROKEN = {
     ),
     # the fabric: what was measured on it before the design
     "only the registration is closed": Broken(PAGE, world=replace(HALVES, revoke_stops_halves=False)),
+    "access that lingers taken for ended": Broken(PAGE, world=replace(LINGERING, revoke_says_so=False)),
     "a restarted process takes its predecessor's key": Broken(
         "a write lands in a process that never asked for it",
         world=replace(TWO_TICKETS, faults=frozenset({"decoder death"}), restart=True, fresh_keys=False),

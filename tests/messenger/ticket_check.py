@@ -177,6 +177,8 @@ def unfinished(w: World) -> str:
             if w.prefiller == "alive" and (w.decoder_alive or w.settings.restart):
                 return f"request {i} is not accepted"
             continue
+        if w.ending and w.prefiller == "hung" and ticket.near == "REVOKING" and ticket.answer:
+            continue  # its pages are out of use until it wakes or exits, which it need not
         if w.lives(ticket):
             if ticket.near != "CLOSED" or ticket.target is not None:
                 return f"ticket {i} is open at the decoder"

@@ -40,7 +40,11 @@ def decoder_moves(w: World) -> Iterator[Move]:
         return
     if w.near_effects:
         yield ("decoder", *w.near_effects[0]), True, decoder_effects
+        if w.settings.lingers and w.near_effects[0][1] == "REVOKE_PEER":
+            yield ("decoder", *w.near_effects[0], "lingers"), False, partial(decoder_effects, lingers=True)
         return
+    if w.ending and w.prefiller != "hung":
+        yield ("the prefiller has let go or is gone: Revoked",), True, end_access
     for i, ticket in enumerate(w.tickets):
         if ticket.near == "WAITING":
             if may_open(w, i):
@@ -50,8 +54,10 @@ def decoder_moves(w: World) -> Iterator[Move]:
     for message in dict.fromkeys(w.net):
         if message[0] not in TO_PREFILLER:
             yield ("decoder takes", *message), True, partial(take_at_decoder, message=message)
-    if w.prefiller != "alive" and any(t.is_open and t.session == w.session for t in w.tickets):
+    if w.prefiller != "alive" and not w.ending and any(t.is_open and t.session == w.session for t in w.tickets):
         yield ("heartbeats lost: revoke",), True, revoke
+        if w.settings.lingers:
+            yield ("heartbeats lost: revoke", "lingers"), False, partial(revoke, lingers=True)
 
 
 def ticket_moves(w: World, i: int) -> Iterator[Move]:
@@ -85,7 +91,7 @@ def may_repeat(w: World, i: int) -> bool:
 
 def may_open(w: World, i: int) -> bool:
     """Requests come one after the other; a later one takes the slot and the pages of the one before."""
-    if w.heard[w.process] != w.session or w.prefiller != "alive":  # Hello was not answered
+    if w.ending or w.heard[w.process] != w.session or w.prefiller != "alive":  # Hello was not answered
         return False
     before = w.tickets[i - 1] if i else None
     if before is None or not w.lives(before):
@@ -99,8 +105,8 @@ def accept(w: World, i: int) -> None:
     ticket.process, ticket.session = w.process, w.session
 
 
-def decoder_effects(w: World) -> None:
-    w.decoder_effect()
+def decoder_effects(w: World, lingers: bool = False) -> None:
+    w.decoder_effect(lingers=lingers)
     decoder_goes_on(w)
 
 
@@ -121,7 +127,7 @@ def prefiller_goes_on(w: World) -> None:
 
 def decide(w: World, i: int, event: DecoderEvent) -> None:
     w.decoder_event(i, event)
-    if w.near_effects:
+    if w.near_effects and not (w.settings.lingers and w.near_effects[0][1] == "REVOKE_PEER"):
         decoder_effects(w)
 
 
@@ -131,8 +137,13 @@ def decide_far(w: World, i: int, event: PrefillerEvent) -> None:
         prefiller_effects(w)
 
 
-def revoke(w: World) -> None:
-    w.revoke()
+def revoke(w: World, lingers: bool = False) -> None:
+    w.revoke(lingers=lingers)
+    decoder_goes_on(w)
+
+
+def end_access(w: World) -> None:
+    w.end_access()
     decoder_goes_on(w)
 
 
@@ -402,8 +413,11 @@ def faults(w: World) -> Iterator[tuple[str, Label, Callable[[World], None]]]:
         yield "death", ("the prefiller dies",), die
     if w.decoder_alive and w.process == 0:
         yield "decoder death", ("the decoder dies",), decoder_dies
-    if w.decoder_alive and not w.near_effects and any(w.lives(t) and t.is_open for t in w.tickets):
+    is_revocable = w.decoder_alive and not w.ending and not w.near_effects
+    if is_revocable and any(w.lives(t) and t.is_open for t in w.tickets):
         yield "revoke", ("another ticket causes a revoke",), revoke
+        if w.settings.lingers:
+            yield "revoke", ("another ticket causes a revoke", "lingers"), partial(revoke, lingers=True)
     for i, ticket in enumerate(w.tickets):
         yield from ticket_faults(w, i)
         if ticket.near in ("OPEN", "VERIFYING", "CANCELLING", "DRAINING"):
@@ -453,7 +467,7 @@ def die(w: World) -> None:
 
 def decoder_dies(w: World) -> None:
     """Its memory is gone, and what flies there falls into nothing unless a successor took over its key."""
-    w.decoder_alive = False
+    w.decoder_alive = w.ending = False
     w.near_effects = ()
     w.net = tuple(m for m in w.net if m[0] in TO_PREFILLER)
     for ticket in w.tickets:

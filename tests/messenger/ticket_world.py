@@ -48,11 +48,13 @@ class Settings:
     timers: bool = True  # False: neither the lost timer nor anybody's patience runs out
     repeats: int = 1  # a message is sent again while fewer copies and fewer answers are on their way; 0: never
     halves: bool = False  # a write lands in two halves; the rules do not see it, only what `revoke` stops
+    lingers: bool = False  # access may end later than `revoke` returns: when the prefiller lets go of it, or is gone
     restart: bool = False  # a decoder that died comes back, at the same address
     order_wrapped: bool = False  # the second ticket's generation does not look newer than the first's
     decoder: DecoderTable = field(default_factory=lambda: life.DECODER)
     prefiller: PrefillerTable = field(default_factory=lambda: life.PREFILLER)
     revoke_stops_halves: bool = True  # False: only the registration is closed, the alias stays
+    revoke_says_so: bool = True  # False: access that lingers is taken for ended
     fresh_keys: bool = True  # False: a restarted process registers under its predecessor's key
     errors_are_final: bool = True  # False: a write that completed in error is posted once more
     next_generation: bool = True  # False: a slot comes back with the imm that it had
@@ -159,7 +161,7 @@ ANSWERS = {
 class World:
     __slots__ = (
         "settings", "decoder_rules", "prefiller_rules", "exercised", "shared", "broken",
-        "tickets", "process", "decoder_alive", "session", "prefiller", "heard", "noticed", "net",
+        "tickets", "process", "decoder_alive", "session", "ending", "prefiller", "heard", "noticed", "net",
         "near_effects", "far_effects", "faults_left",
     )  # fmt: skip
 
@@ -170,11 +172,11 @@ class World:
         self.shared: dict[Key, Key] = {}  # one copy of every ticket's key: worlds share most of them
         self.exercised: set[tuple[str, str, str]] = set()
         tickets = (NEW_TICKET,) * settings.num_tickets
-        self.thaw((tickets, 0, True, 0, "alive", (0, -1), -1, (), (), (), settings.num_faults))
+        self.thaw((tickets, 0, True, 0, False, "alive", (0, -1), -1, (), (), (), settings.num_faults))
 
     def thaw(self, key: Key) -> None:
         (
-            tickets, self.process, self.decoder_alive, self.session, self.prefiller, self.heard,
+            tickets, self.process, self.decoder_alive, self.session, self.ending, self.prefiller, self.heard,
             self.noticed, self.net, self.near_effects, self.far_effects, self.faults_left,
         ) = key  # fmt: skip
         self.tickets = [Ticket(ticket) for ticket in tickets]
@@ -191,7 +193,7 @@ class World:
             self.net = tuple(m for m in self.net if m[1] not in closed or m[0] in TO_PREFILLER)
         return (
             tuple([self.shared.setdefault(key, key) for key in map(_ticket_key, self.tickets)]),
-            self.process, self.decoder_alive, self.session, self.prefiller, self.heard,
+            self.process, self.decoder_alive, self.session, self.ending, self.prefiller, self.heard,
             self.noticed, self.net, self.near_effects, self.far_effects, self.faults_left,
         )  # fmt: skip
 
@@ -282,17 +284,29 @@ class World:
         elif ticket.arrivals > ticket.target:
             ticket.surplus = True
 
-    def revoke(self) -> None:
-        """The fabric's revoke, then REVOKED for every open ticket of the peer."""
+    def revoke(self, *, lingers: bool = False) -> None:
+        """The fabric's revoke: the peer's access has ended, or lingers."""
+        if not lingers and not self.ending:
+            self.end_access()
+            return
+        self.ending = True
+        event = DecoderEvent.ACCESS_ENDING if self.settings.revoke_says_so else DecoderEvent.REVOKED
+        self.tell_open_tickets(event)
+
+    def end_access(self) -> None:
+        """No write of the peer that has not landed ever will, and it is greeted under the next epoch."""
+        self.ending = False
         self.session += 1
         stopped = "fh" if self.settings.revoke_stops_halves else "f"
+        for ticket in self.tickets:
+            if self.lives(ticket):
+                ticket.writes = tuple(sorted("v" + w[1] if w[0] in stopped else w for w in ticket.writes))
+        self.tell_open_tickets(DecoderEvent.REVOKED)
+
+    def tell_open_tickets(self, event: DecoderEvent) -> None:
         for i in reversed(range(len(self.tickets))):
-            ticket = self.tickets[i]
-            if not self.lives(ticket):
-                continue
-            ticket.writes = tuple(sorted("v" + w[1] if w[0] in stopped else w for w in ticket.writes))
-            if ticket.is_open:
-                self.decoder_event(i, DecoderEvent.REVOKED)
+            if self.lives(self.tickets[i]) and self.tickets[i].is_open:
+                self.decoder_event(i, event)
 
     def post(self, ticket: Ticket) -> None:
         if not self.lives(ticket):
@@ -305,7 +319,7 @@ class World:
 
     # ---- effects ----
 
-    def decoder_effect(self) -> None:
+    def decoder_effect(self, *, lingers: bool = False) -> None:
         (i, effect), *rest = self.near_effects
         self.near_effects = tuple(rest)
         ticket = self.tickets[i]
@@ -325,6 +339,8 @@ class World:
                 ticket.lost_timer = True
             case DecoderEffect.START_PATIENCE:
                 ticket.patience = True
+            case DecoderEffect.STOP_TIMERS:
+                ticket.lost_timer = ticket.patience = False
             case DecoderEffect.QUARANTINE_PAGES:
                 ticket.pages = "quarantined"
             case DecoderEffect.KEEP_PAGES:
@@ -332,7 +348,7 @@ class World:
             case DecoderEffect.FREE_PAGES:
                 ticket.pages = "free"
             case DecoderEffect.REVOKE_PEER:
-                self.revoke()
+                self.revoke(lingers=lingers)
             case DecoderEffect.CLOSE:
                 ticket.target, ticket.arrivals, ticket.reached, ticket.surplus = None, 0, (), False
                 ticket.digests = ticket.lost_timer = ticket.patience = False

@@ -26,7 +26,10 @@ from headrace.fabric.interface import (
     Imm,
     MessageReceived,
     PeerId,
+    PeerLost,
+    PeerSilent,
     Reached,
+    Revoked,
     SendFailed,
     Surplus,
 )
@@ -124,15 +127,14 @@ class DecoderMessenger:
         prefiller = self._prefillers.get(peer)
         if prefiller is not None:
             self._now = now
-            self._prefillers.forget(prefiller)  # revokes first
-            self._revoked(prefiller, "peer_lost", "the prefiller has exited")
+            self._prefillers.forget(prefiller)  # its access has ended: at once, or with its process
+            self._fail_all(prefiller, DecoderEvent.REVOKED, "peer_lost", "the prefiller has exited")
 
     def peer_hung(self, peer: PeerId, now: float) -> None:
-        """The prefiller does not answer (or its link is cut): revoke it, and greet it again until it wakes."""
-        prefiller = self._prefillers.get(peer)
-        if prefiller is not None and prefiller.state == "ready":
-            self._now = now
-            self._revoke(prefiller, "peer_lost", "the prefiller does not answer")
+        """The prefiller does not answer: revoke it, and greet it again until it does. The fabric may tell the same, as
+        PeerLost or PeerSilent, before or after; whoever comes first does it."""
+        self._now = now
+        self._give_up(peer, "the prefiller does not answer")
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
@@ -156,8 +158,14 @@ class DecoderMessenger:
                 self._on_digests(event)
             case SendFailed():
                 self._on_send_failed(event.peer)
+            case Revoked():
+                self._on_revoked(event.peer)
+            case PeerLost():
+                self._give_up(event.peer, f"the prefiller is gone: {event.text}")
+            case PeerSilent():
+                self._give_up(event.peer, "the prefiller does not answer: it is silent")
             case _:
-                pass  # surplus was seen to; a decoder opens no transfers
+                pass  # surplus was seen to; a decoder opens no transfers; one that is heard again answers its Hello
 
     def _on_send_failed(self, peer: PeerId) -> None:
         """Messages to this peer were lost: what waits for an answer is repeated soon, not when its time comes. Soon is
@@ -166,6 +174,14 @@ class DecoderMessenger:
         for entry in self._entries.values():
             if entry.prefiller.peer == peer and entry.repeat_at is not None:
                 entry.repeat_at = min(entry.repeat_at, self._now + entry.repeat_after / 10)
+
+    def _on_revoked(self, peer: PeerId) -> None:
+        """Access that was ending has ended: the pages first, then a new beginning."""
+        prefiller = self._prefillers.get(peer)
+        if prefiller is not None and prefiller.is_ending:
+            for entry in self._of(prefiller):
+                self._apply(entry, DecoderEvent.REVOKED)
+            self._prefillers.access_ended(prefiller, self._now)
 
     def advance(self, now: float) -> None:
         """Carry out what is due."""
@@ -322,6 +338,8 @@ class DecoderMessenger:
                 entry.lost_at = self._now + self._options.lost_write_s if entry.lost_at is None else entry.lost_at
             case DecoderEffect.START_PATIENCE:
                 entry.patience_at = self._now + self._options.patience_s
+            case DecoderEffect.STOP_TIMERS:
+                entry.stop_timers()
             case DecoderEffect.SUSPECT_LINK:
                 self._counts["wrong_bytes"] += 1
                 self._tell(LinkSuspected(peer=entry.prefiller.peer, text=entry.failure.text))
@@ -389,22 +407,33 @@ class DecoderMessenger:
         )
 
     def _revoke(self, prefiller: Prefiller, reason: FailureReason, text: str, cause: Entry | None = None) -> None:
-        self._prefillers.revoke(prefiller, self._now)
+        has_ended = self._prefillers.revoke(prefiller, self._now)
+        event = DecoderEvent.REVOKED if has_ended else DecoderEvent.ACCESS_ENDING
         self._counts["revokes"] += 1
         self._outcomes.append(PeerSuspected(peer=prefiller.peer, text=cause.failure.text if cause else text))
         if cause is not None:
-            self._apply(cause, DecoderEvent.REVOKED)  # its own reason stands
-        self._revoked(prefiller, reason, text)
+            self._apply(cause, event)  # its own reason stands
+        self._fail_all(prefiller, event, reason, text)
 
-    def _revoked(self, prefiller: Prefiller, reason: FailureReason, text: str) -> None:
-        for entry in [e for e in self._entries.values() if e.prefiller is prefiller]:
-            self._fail(entry, DecoderEvent.REVOKED, reason, text)
+    def _give_up(self, peer: PeerId, text: str) -> None:
+        """One that is being greeted, or whose access is ending, was given up before."""
+        prefiller = self._prefillers.get(peer)
+        if prefiller is not None and prefiller.state == "ready":
+            self._revoke(prefiller, "peer_lost", text)
+
+    def _fail_all(self, prefiller: Prefiller, event: DecoderEvent, reason: FailureReason, text: str) -> None:
+        for entry in self._of(prefiller):
+            self._fail(entry, event, reason, text)
+
+    def _of(self, prefiller: Prefiller) -> list[Entry]:
+        return [entry for entry in self._entries.values() if entry.prefiller is prefiller]
 
     # ---- state shows itself ------------------------------------------------------------------------------------
 
     def statistics(self) -> DecoderStatistics:
         return DecoderStatistics(
             num_open=len(self._entries),
+            num_revoking=sum(entry.state is DecoderState.REVOKING for entry in self._entries.values()),
             num_quarantined_pages=self._landings.num_quarantined_pages,
             num_ready=self._counts["ready"],
             num_failed=dict(self._failures),
@@ -417,6 +446,10 @@ class DecoderMessenger:
     def check(self) -> None:
         """Assert that slots, pages and tickets agree."""
         assert self._landings.num_taken == len(self._entries), f"{self._landings!r}, {len(self._entries)} tickets"
+        for entry in self._entries.values():
+            is_revoking = entry.state is DecoderState.REVOKING
+            assert is_revoking == entry.prefiller.is_ending, f"{entry.ticket} is {entry.state}: {entry.prefiller}"
+            assert not is_revoking or entry.landing.quarantined, f"{entry.ticket} is revoking, its pages are in use"
         self._landings.check()
 
     def __repr__(self) -> str:

@@ -27,6 +27,7 @@ class DecoderOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderStatistics:
     num_open: int
+    num_revoking: int  # of these, answered: only its prefiller's access is still to end
     num_quarantined_pages: int
     num_ready: int
     num_failed: dict[str, int]  # by reason
@@ -81,6 +82,10 @@ class Entry:
             aux_slot=self.landing.slot,
             remaining_s=max(0.0, self.deadline - now),
         )
+
+    def stop_timers(self) -> None:
+        self.deadline = float("inf")
+        self.lost_at = self.patience_at = self.repeat_at = None
 
     def cancel(self, sender: str) -> Cancel:
         return Cancel(sender=sender, ticket=self.ticket)

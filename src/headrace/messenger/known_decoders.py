@@ -18,7 +18,6 @@ from headrace.messenger.slots import generation_of, is_newer, slot_of
 from headrace.protocol.messages import Hello, HelloRefused, Ticket, clipped, encode
 
 FORGET_REFUSED_S = 5.0
-DESCRIPTOR_BYTES = len(Descriptor(addressing="offset", base=0, length=0, key=0, generation=0).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +134,7 @@ class KnownDecoders:
         try:
             descriptor = Descriptor.decode(hello.descriptor)
         except InputError as error:
-            raise HandshakeRefused(
-                "descriptor", f"{DESCRIPTOR_BYTES} bytes", f"{len(hello.descriptor)} bytes"
-            ) from error
+            raise HandshakeRefused("descriptor", str(error), f"{len(hello.descriptor)} bytes") from error
         if descriptor.length < pool.total_bytes:
             raise HandshakeRefused("descriptor", f"{pool.total_bytes} bytes, as the pool says", descriptor.length)
         try:

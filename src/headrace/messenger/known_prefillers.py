@@ -2,10 +2,11 @@
 
     greet      add the peer, grant it access, send Hello{epoch 1}; repeated until it is answered
     ready      its Hello of this epoch came back: tickets may be opened there
-    revoke     take the access away (nothing of it lands any more), epoch + 1, grant and greet anew
+    revoke     take the access away; once that has ended (nothing of it lands any more): epoch + 1, grant and greet anew
     forget     it has exited: revoke, and nothing more
 
-No ticket is opened between a revoke and the answer to its Hello, so a peer that hangs costs nothing but its own use.
+No ticket is opened between a revoke and the answer to its Hello, so a peer that hangs costs nothing but its own use;
+where its access ends only when it lets go of our memory, also the pages of the tickets that it had.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ class Prefiller:
     address: bytes
     epoch: int = 0
     hello: bytes = b""  # of this epoch, as sent
-    state: Literal["silent", "greeting", "ready", "refused"] = "silent"  # silent: it could not be granted access
+    state: Literal["silent", "greeting", "ready", "refused"] = "silent"  # silent: it could not be granted access yet
+    is_ending: bool = False  # its access was taken away and may be used all the same: it is granted none anew
     uuid: str | None = None
     plan: TransferPlan | None = None
     repeat_at: float = 0.0
@@ -44,16 +46,22 @@ class KnownPrefillers:
         self._by_peer: dict[PeerId, Prefiller] = {}
 
     def greet(self, address: bytes, now: float) -> PeerId:
-        """Begin the handshake with the prefiller at this fabric address. Idempotent, but for one that was refused:
-        it may have been started anew, rightly this time, so it is asked again. Raises FabricError, and may be called
-        again, when the prefiller cannot be granted access."""
+        """Begin the handshake with the prefiller at this fabric address, as soon as its earlier access has ended.
+        Idempotent, but for one that was refused: it may have been started anew, rightly this time, so it is asked
+        again. Raises FabricError, and may be called again, when the prefiller cannot be granted access."""
         known = self._by_address(address)
         if known is None:
             known = Prefiller(peer=self._fabric.add_peer(address), address=address)
             self._by_peer[known.peer] = known
         if known.state in ("silent", "refused"):
-            self._open_epoch(known, now)
+            self._open_epoch_when_ended(known, now)
         return known.peer
+
+    def _open_epoch_when_ended(self, prefiller: Prefiller, now: float) -> None:
+        if prefiller.is_ending:
+            prefiller.state = "silent"  # until `access_ended`
+        else:
+            self._open_epoch(prefiller, now)
 
     def _open_epoch(self, prefiller: Prefiller, now: float) -> None:
         prefiller.state = "silent"  # whatever comes: no ticket is opened before this epoch's Hello is answered
@@ -96,7 +104,7 @@ class KnownPrefillers:
 
     def _refuse(self, prefiller: Prefiller, field_name: str, text: str) -> PeerRefused:
         prefiller.state = "refused"
-        self._fabric.revoke(prefiller.peer)
+        self._take_access(prefiller)
         return PeerRefused(peer=prefiller.peer, field=field_name, text=text)
 
     def _by_address(self, address: bytes) -> Prefiller | None:
@@ -105,10 +113,21 @@ class KnownPrefillers:
     def get(self, peer: PeerId) -> Prefiller | None:
         return self._by_peer.get(peer)
 
-    def revoke(self, prefiller: Prefiller, now: float) -> None:
-        """When this returns nothing of the peer lands here any more; it is greeted under the next epoch."""
-        self._fabric.revoke(prefiller.peer)
-        self._open_epoch(prefiller, now)
+    def revoke(self, prefiller: Prefiller, now: float) -> bool:
+        """Take its access away. True: nothing of the peer lands here any more, and it is greeted under the next epoch.
+        False: both are so as soon as the fabric tells Revoked (`access_ended`)."""
+        self._take_access(prefiller)
+        self._open_epoch_when_ended(prefiller, now)
+        return not prefiller.is_ending
+
+    def _take_access(self, prefiller: Prefiller) -> None:
+        prefiller.is_ending = not self._fabric.revoke(prefiller.peer)
+
+    def access_ended(self, prefiller: Prefiller, now: float) -> None:
+        """What `revoke` had to wait for. One that was refused is greeted when that is asked for."""
+        prefiller.is_ending = False
+        if prefiller.state == "silent":
+            self._open_epoch(prefiller, now)
 
     def forget(self, prefiller: Prefiller) -> None:
         """The process has exited. Its writes that are still on their way land nowhere."""

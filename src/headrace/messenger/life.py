@@ -8,9 +8,12 @@ functions at the end. The tables are total: an event that changes nothing stands
         NEW --> OPEN -----------------> VERIFYING ------------> CLOSED    the request owns the pages
                  |  `--- Failed, lost       `---- differ, -----> CLOSED    the pages are free: everything has landed
                  | cancel           |              cancel
-                 v       CancelAck  v     Reached at num_posted,
+                 v       CancelAck  v     Reached at num_posted
              CANCELLING ---------> DRAINING ------------------> CLOSED    the pages are free: nothing more can land
-                                           or the peer is revoked
+
+      and from each of these, once the peer is revoked and its access
+                            has ended -------------------------> CLOSED    the pages are free: nothing more can land
+                            is ending ------> REVOKING --------> CLOSED    the same, as soon as it has ended
 
     prefiller               engine left          all written
         UNSEEN --> OPEN -----------------> SENDING ------------> DONE      a list that was posted whole
@@ -23,12 +26,12 @@ functions at the end. The tables are total: an event that changes nothing stands
                     '-----> SETTLED ------------------------------'        all written before the engine left
                  all written              engine left                      (from OPEN too)
 
-What the tables rely on. `close_transfer`, `fail_step` and `revoke` are done when they return. A batch of fabric
-events is applied with its TransferDone first: CLOSE_LIST must not meet a transfer whose result was drained already.
-A failed step is told as STEP_FAILED, then ENGINE_LEFT. Tickets are looked up by decoder, epoch and imm; what comes for
-one that is not known is dropped, but at a prefiller it is UNSEEN for Prefill, and for Cancel unless a newer use of the
-slot is remembered. Per slot the newest generation is remembered with its num_posted and its last answer, which bounds
-the tombstones.
+What the tables rely on. `close_transfer` and `fail_step` are done when they return, and so is a `revoke` that says so;
+of any other the end is told, which may be never while the peer hangs. A batch of fabric events is applied with its
+TransferDone first: CLOSE_LIST must not meet a transfer whose result was drained already. A failed step is told as
+STEP_FAILED, then ENGINE_LEFT. Tickets are looked up by decoder, epoch and imm; what comes for one that is not known is
+dropped, but at a prefiller it is UNSEEN for Prefill, and for Cancel unless a newer use of the slot is remembered. Per
+slot the newest generation is remembered with its num_posted and its last answer, which bounds the tombstones.
 """
 
 from collections.abc import Mapping
@@ -45,6 +48,7 @@ class DecoderState(Enum):
     VERIFYING = auto()  # everything has landed, digests are being compared
     CANCELLING = auto()  # answered, pages quarantined, num_posted not known
     DRAINING = auto()  # answered, pages quarantined until arrivals == num_posted
+    REVOKING = auto()  # answered, pages quarantined until the peer's access has ended; counts are void
     CLOSED = auto()  # counter disarmed, slot given back; what still comes for it is ignored
 
 
@@ -61,7 +65,8 @@ class DecoderEvent(Enum):
     LOST_TIMER = auto()  # the time from CLOSED_TOLD to Reached is over
     REPEAT_TIMER = auto()  # no answer for a while: what was sent may be lost
     PATIENCE = auto()  # the time for CancelAck, or for the drain, is over
-    REVOKED = auto()  # no write of the peer can land any more (`revoke` returned), for whichever ticket's sake
+    ACCESS_ENDING = auto()  # the peer is revoked, for whichever ticket's sake, but may write on until REVOKED
+    REVOKED = auto()  # no write of the peer can land any more, for whichever ticket's sake
 
 
 class DecoderEffect(Enum):
@@ -72,11 +77,12 @@ class DecoderEffect(Enum):
     START_DIGESTS = auto()  # check the aux header, and the digests where that is on: DIGESTS_EQUAL or _DIFFER follows
     START_LOST_TIMER = auto()  # once: a repeated Closed does not prolong it
     START_PATIENCE = auto()  # or start it anew
+    STOP_TIMERS = auto()
     SUSPECT_LINK = auto()  # count bytes that came wrong or not at all
     QUARANTINE_PAGES = auto()  # neither the request's nor free
     KEEP_PAGES = auto()  # the request owns them
     FREE_PAGES = auto()  # safe to reuse from here on
-    REVOKE_PEER = auto()  # revoke, then REVOKED for every open ticket of the peer, this one too
+    REVOKE_PEER = auto()  # revoke, then REVOKED or ACCESS_ENDING for every open ticket of the peer, this one too
     CLOSE = auto()  # stop timers, disarm, give the slot back (with the next generation)
     ANSWER_READY = auto()
     ANSWER_FAILED = auto()
@@ -159,11 +165,14 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
     failed = Move(S.CLOSED, (F.FREE_PAGES, F.CLOSE, F.ANSWER_FAILED))
     wrong = Move(S.CLOSED, (F.SUSPECT_LINK, F.FREE_PAGES, F.CLOSE, F.ANSWER_FAILED))
     freed = Move(S.CLOSED, (F.FREE_PAGES, F.CLOSE))
+    waits = Move(S.REVOKING, (F.STOP_TIMERS,))
+    failed_waits = Move(S.REVOKING, (F.STOP_TIMERS, F.QUARANTINE_PAGES, F.ANSWER_FAILED))
     moves = {
         S.NEW: {
             # Armed first: the peer must not know an imm that nobody counts.
             E.OPENED: Move(S.OPEN, (F.ARM, F.SEND_PREFILL)),
             E.CANCEL: failed,
+            E.ACCESS_ENDING: failed,
             E.REVOKED: failed,
         },
         S.OPEN: {
@@ -174,6 +183,7 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
             E.REPEAT_TIMER: Move(S.OPEN, (F.SEND_PREFILL,)),
             E.LOST_TIMER: Move(S.DRAINING, (F.SUSPECT_LINK, F.QUARANTINE_PAGES, F.START_PATIENCE, F.ANSWER_FAILED)),
             E.CONTRADICTED: Move(S.OPEN, (F.REVOKE_PEER,)),
+            E.ACCESS_ENDING: failed_waits,
             E.REVOKED: failed,
         },
         S.VERIFYING: {
@@ -181,6 +191,7 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
             E.DIGESTS_DIFFER: wrong,
             E.CANCEL: failed,  # all that can be posted has landed: nothing to tell, nothing to wait for
             E.CONTRADICTED: Move(S.VERIFYING, (F.REVOKE_PEER,)),
+            E.ACCESS_ENDING: failed_waits,  # all has landed, but a peer that breaks the rules may write more
             E.REVOKED: failed,
         },
         S.CANCELLING: {
@@ -191,18 +202,21 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
             E.CONTRADICTED: Move(S.CANCELLING, (F.REVOKE_PEER,)),
             E.REPEAT_TIMER: Move(S.CANCELLING, (F.SEND_CANCEL,)),
             E.PATIENCE: Move(S.CANCELLING, (F.REVOKE_PEER,)),
+            E.ACCESS_ENDING: waits,
             E.REVOKED: freed,
         },
         S.DRAINING: {
             E.REACHED: freed,
             E.CONTRADICTED: Move(S.DRAINING, (F.REVOKE_PEER,)),
             E.PATIENCE: Move(S.DRAINING, (F.REVOKE_PEER,)),
+            E.ACCESS_ENDING: waits,
             E.REVOKED: freed,
         },
+        S.REVOKING: {E.REVOKED: freed},
         S.CLOSED: {},
     }
     idle = {
-        S.NEW: tuple(e for e in E if e not in (E.OPENED, E.CANCEL, E.REVOKED)),
+        S.NEW: tuple(e for e in E if e not in (E.OPENED, E.CANCEL, E.ACCESS_ENDING, E.REVOKED)),
         S.OPEN: (E.OPENED, E.DIGESTS_EQUAL, E.DIGESTS_DIFFER, E.TOLD_AGAIN, E.PATIENCE),
         S.VERIFYING: (
             E.OPENED,
@@ -226,6 +240,7 @@ def _decoder_table() -> Mapping[tuple[DecoderState, DecoderEvent], DecoderMove]:
             E.REPEAT_TIMER,
             E.LOST_TIMER,
         ),
+        S.REVOKING: tuple(e for e in E if e is not E.REVOKED),
         S.CLOSED: tuple(E),
     }
     return _table(moves, idle)

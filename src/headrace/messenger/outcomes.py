@@ -56,7 +56,8 @@ class PeerRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSuspected:
-    """The peer lost a write, broke the protocol or did not answer in time; it was revoked and is greeted anew."""
+    """The peer lost a write, broke the protocol or did not answer in time; it was revoked, and is greeted anew as soon
+    as its access has ended: PeerReady follows."""
 
     peer: PeerId
     text: str

@@ -199,7 +199,8 @@ class PrefillerMessenger:
 
     def handle(self, events: Sequence[Event], now: float) -> None:
         """Everything that the fabric told since the last call. Results first: a list that is done cannot be closed
-        any more, and a Cancel drained beside its result must find it."""
+        any more, and a Cancel drained beside its result must find it. Nothing follows from PeerLost: lists to that
+        decoder end, and their results tell it; nor from PeerSilent: it may go on, and read what was posted."""
         self._now = now
         for event in events:
             if isinstance(event, TransferDone):

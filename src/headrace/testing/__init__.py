@@ -2,6 +2,6 @@
 
 from headrace.testing.faults import Faults
 from headrace.testing.loopback import LoopbackFabric
-from headrace.testing.network import LoopbackNetwork
+from headrace.testing.network import LoopbackNetwork, Revocation
 
-__all__ = ["Faults", "LoopbackFabric", "LoopbackNetwork"]
+__all__ = ["Faults", "LoopbackFabric", "LoopbackNetwork", "Revocation"]

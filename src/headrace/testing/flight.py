@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.fabric.interface import Imm
-from headrace.testing.grants import Access
-from headrace.testing.network import Endpoint, LoopbackNetwork
+from headrace.testing.endpoint import Access, Endpoint
+from headrace.testing.network import LoopbackNetwork
 
 OpId = tuple[int, int]  # place in the writer's pool, generation of that place
 
@@ -99,8 +99,10 @@ class Flight:
             network.schedule(self._land_first, at=self.target, source=self.writer, late=faults.late_write)
 
     def lose_writer(self) -> None:
-        """The writer is gone: what has not left its memory never will; the rest may still land."""
-        if self._network.draw(self._network.faults.write_survives_death):
+        """The writer is gone: what has not left its memory never will; the rest may still land, but where the writer
+        itself is what carries it."""
+        is_carried = self._network.revocation == "at once"
+        if is_carried and self._network.draw(self._network.faults.write_survives_death):
             self._take_bytes()
         else:
             self.lost = True

@@ -6,6 +6,7 @@ decides. All calls come from the one thread that steps the network; a call of a 
 of a closed endpoint.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,18 +24,23 @@ from headrace.fabric.interface import (
     MessageReceived,
     PageReads,
     PageWrites,
+    PeerHeard,
     PeerId,
+    PeerSilent,
+    Revoked,
     TransferDone,
     TransferId,
 )
 from headrace.testing.counters import ImmCounters
 from headrace.testing.digests import checked_reads, sum_digests
+from headrace.testing.endpoint import Access, Endpoint
 from headrace.testing.events import EventQueue
-from headrace.testing.grants import Access, Grants
+from headrace.testing.grants import Grants
 from headrace.testing.network import LoopbackNetwork
 from headrace.testing.posting import Peer
 from headrace.testing.writer import Writer
 
+NAME = "loopback"
 MAX_MESSAGE_BYTES = 16 << 20
 
 
@@ -48,7 +54,7 @@ class LoopbackFabric:
         self.is_gone = False  # closed or killed
         self._network = network
         self._events = EventQueue()
-        self._grants = Grants()
+        self._grants = Grants(network, self, self._on_revoked)
         self._counters = ImmCounters(self._events.tell, self._now_ns)
         self._writer = Writer(network, self, self._events.tell)
         self._num_peers = self._num_digests = self._num_received = 0
@@ -81,6 +87,7 @@ class LoopbackFabric:
         self._num_peers += 1
         peer = PeerId(self._num_peers)
         self._writer.posting.peers[peer] = Peer(id=peer, address=bytes(address))
+        self._network.notice_if_gone(address, self)
         return peer
 
     def remove_peer(self, peer: PeerId) -> None:
@@ -89,15 +96,20 @@ class LoopbackFabric:
         self._grants.revoke(peer)
         self._writer.remove(found)
 
+    def transport(self, peer: PeerId) -> str:
+        self._check_open()
+        self._writer.peer(peer)
+        return NAME
+
     def grant(self, peer: PeerId) -> Descriptor:
         self._check_open()
         self._writer.peer(peer)
         return self._grants.grant(peer, key=self._network.rng.getrandbits(64), length=len(self.memory))
 
-    def revoke(self, peer: PeerId) -> None:
+    def revoke(self, peer: PeerId) -> bool:
         self._check_open()
         self._writer.peer(peer)
-        self._grants.revoke(peer)
+        return self._grants.revoke(peer)
 
     def connect(self, peer: PeerId, descriptor: Descriptor) -> None:
         self._check_open()
@@ -109,6 +121,9 @@ class LoopbackFabric:
             )
         self._writer.close_transfers_of(peer)
         found.descriptor = descriptor
+        target = self._network.find(found.address)
+        if target is not None:
+            target.hold(descriptor.keys[0], self)
 
     # ---- messages
 
@@ -135,13 +150,20 @@ class LoopbackFabric:
 
     # ---- writes
 
-    def open_transfer(self, peer: PeerId, imm: Imm, *, num_pages: int = 0) -> TransferId:
+    def open_transfer(self, peer: PeerId, imm: Imm, *, num_pages: int = 0, deadline_s: float = math.inf) -> TransferId:
         self._check_open()
-        return self._writer.open(peer, imm, num_pages)
+        return self._writer.open(peer, imm, num_pages, deadline_s)
 
     def submit_write(self, transfer: TransferId, *, src_offset: int, dst_offset: int, length: int) -> None:
         self._check_open()
         self._writer.submit_write(transfer, src_offset, dst_offset, length)
+
+    def num_cuts(self, peer: PeerId, length: int) -> int:
+        self._check_open()
+        self._writer.peer(peer)
+        if length < 0:
+            raise InputError("length", f"must be at least 0, is {length}")
+        return 1
 
     def submit_pages(self, transfer: TransferId, writes: PageWrites) -> None:
         self._check_open()
@@ -202,7 +224,7 @@ class LoopbackFabric:
         self._check_open()
         posting = self._writer.posting
         return FabricStatistics(
-            provider="loopback",
+            provider=NAME,
             num_peers_now=len(posting.peers),
             num_transfers_now=len(self._writer.transfers),
             num_counters_now=len(self._counters),
@@ -228,10 +250,13 @@ class LoopbackFabric:
         self.is_gone = True
         self._writer.posting.flights.lose_writer()
         self._events.close()
-        self._network.reconsider_held()
+        self._network.leave(self)
 
     def access(self, key: int) -> Access | None:
         return self._grants.access(key)
+
+    def hold(self, key: int, holder: Endpoint) -> None:
+        self._grants.hold(key, holder)
 
     def arrive(self, imm: Imm) -> None:
         if not self.is_gone:
@@ -242,11 +267,40 @@ class LoopbackFabric:
             self._num_received += 1
             self._events.tell(MessageReceived(message=message))
 
+    def peer_at(self, address: bytes) -> PeerId | None:
+        if self.is_gone:
+            return None
+        return next((peer.id for peer in self._writer.posting.peers.values() if peer.address == address), None)
+
+    def lose(self, peer: PeerId) -> None:
+        found = self._known(peer)
+        if found is not None:
+            self._writer.lose(found)
+
+    def miss(self, peer: PeerId) -> None:
+        found = self._known(peer)
+        if found is not None and not found.is_silent:
+            found.is_silent = True
+            self._events.tell(PeerSilent(peer=peer))
+
+    def hear(self, peer: PeerId) -> None:
+        found = self._known(peer)
+        if found is not None and found.is_silent:
+            found.is_silent = False
+            self._events.tell(PeerHeard(peer=peer))
+
     # ---- inside
+
+    def _known(self, peer: PeerId) -> Peer | None:
+        return None if self.is_gone else self._writer.posting.peers.get(peer)
 
     def _check_open(self) -> None:
         if self.is_gone:
             raise Closed("the loopback fabric was closed")
+
+    def _on_revoked(self, peer: PeerId) -> None:
+        if not self.is_gone and peer in self._writer.posting.peers:
+            self._events.tell(Revoked(peer=peer))
 
     def _now_ns(self) -> int:
         return round(self._network.now * 1e9)

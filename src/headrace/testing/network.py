@@ -6,6 +6,8 @@ calls network and endpoints; nothing sleeps.
 
     scheduled -> due (its time has come) -> delivered by one step()
                                          -> held (its endpoint hangs, its pair is cut) -> due again
+
+Who has an endpoint as a peer is told when it dies and, on a network with `silence_s`, when it is heard no more.
 """
 
 import heapq
@@ -13,38 +15,16 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 from headrace.errors import InputError
-from headrace.fabric.interface import Imm
+from headrace.fabric.interface import PeerId
+from headrace.testing.endpoint import Endpoint
 from headrace.testing.faults import Faults
-from headrace.testing.grants import Access
 
-
-class Endpoint(Protocol):
-    """The side that an endpoint turns to the network: what messages and writes find there."""
-
-    memory: NDArray[np.uint8]
-
-    @property
-    def is_gone(self) -> bool:
-        """Closed or killed; nothing reaches it any more."""
-        ...
-
-    def access(self, key: int) -> Access | None:
-        """What `key` opens now."""
-        ...
-
-    def arrive(self, imm: Imm) -> None: ...
-
-    def receive(self, message: bytes) -> None: ...
-
-    def vanish(self) -> None:
-        """Be gone, untold, from one moment to the next."""
-        ...
+Revocation = Literal["at once", "when let go"]
+"""When access that is revoked has ended: as on a network, or as where both have the memory mapped. There a writer lets
+go when it is told, which it is not while it hangs, or when it is gone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,10 +35,22 @@ class _Delivery:
 
 
 class LoopbackNetwork:
-    """`faults` may be replaced at any time; it holds for what is posted from then on."""
+    """`faults` may be replaced at any time; it holds for what is posted from then on. `revocation` is for all pairs,
+    and so is `silence_s`, after which missing heartbeats are told; without it they never are."""
 
-    def __init__(self, *, seed: int, faults: Faults | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int,
+        faults: Faults | None = None,
+        revocation: Revocation = "at once",
+        silence_s: float | None = None,
+    ) -> None:
+        if silence_s is not None and silence_s < 0:
+            raise InputError("silence_s", f"must be at least 0 seconds, is {silence_s}")
         self.rng = random.Random(seed)
+        self.revocation = revocation
+        self.silence_s = silence_s
         self.faults = faults or Faults()
         self.now = 0.0
         self._num_scheduled = 0
@@ -66,8 +58,8 @@ class LoopbackNetwork:
         self._due: deque[_Delivery] = deque()
         self._held: list[_Delivery] = []
         self._endpoints: dict[bytes, Endpoint] = {}
-        self._hung: set[Endpoint] = set()
-        self._cut: set[frozenset[Endpoint]] = set()
+        self._hung: dict[Endpoint, float] = {}  # -> since when
+        self._cut: dict[frozenset[Endpoint], float] = {}
         self._lanes: dict[tuple[Endpoint, Endpoint], deque[bytes]] = {}
 
     def __repr__(self) -> str:
@@ -129,23 +121,34 @@ class LoopbackNetwork:
     # ---- adversary
 
     def kill(self, endpoint: Endpoint) -> None:
-        """kill -9: posted writes may still land, nothing new comes, nobody is told."""
+        """kill -9: posted writes may still land, nothing new comes; its peers notice in a while."""
         endpoint.vanish()
 
     def hang(self, endpoint: Endpoint) -> None:
         """SIGSTOP: it posts, receives and completes nothing; what comes for it waits."""
-        self._hung.add(endpoint)
+        if endpoint not in self._hung:
+            self._hung[endpoint] = self.now
+            for listener in self._all():
+                self._listen(endpoint, listener)
 
     def wake(self, endpoint: Endpoint) -> None:
-        self._hung.discard(endpoint)
+        if self._hung.pop(endpoint, None) is not None:
+            for listener in self._all():
+                self._beat(endpoint, listener)
         self.reconsider_held()
 
     def cut(self, first: Endpoint, second: Endpoint) -> None:
         """Nothing passes between the two, in either direction, until `heal`; what is under way waits."""
-        self._cut.add(frozenset((first, second)))
+        pair = frozenset((first, second))
+        if pair not in self._cut:
+            self._cut[pair] = self.now
+            self._listen(first, second)
+            self._listen(second, first)
 
     def heal(self, first: Endpoint, second: Endpoint) -> None:
-        self._cut.discard(frozenset((first, second)))
+        if self._cut.pop(frozenset((first, second)), None) is not None:
+            self._beat(first, second)
+            self._beat(second, first)
         self.reconsider_held()
 
     # ---- for endpoints and flights
@@ -179,6 +182,58 @@ class LoopbackNetwork:
         """Somebody woke, healed or died: what was held is due again."""
         held, self._held = self._held, []
         self._due.extend(held)
+
+    # ---- who is there
+
+    def leave(self, endpoint: Endpoint) -> None:
+        """It is gone: what waits for it waits no more, and whoever has it as a peer is to notice."""
+        self.reconsider_held()
+        for address in [address for address, found in self._endpoints.items() if found is endpoint]:
+            for listener in self._all():
+                self.notice_if_gone(address, listener)
+
+    def notice_if_gone(self, address: bytes, listener: Endpoint) -> None:
+        """`listener` loses its peer at `address` in a while, unless somebody is there again by then."""
+        gone, peer = self._endpoints.get(address), listener.peer_at(address)
+        if gone is None or not gone.is_gone or peer is None:
+            return
+
+        def notice() -> None:
+            if self._endpoints[address] is gone:
+                listener.lose(peer)
+
+        self.schedule(notice, at=listener, source=gone, delay_s=self.faults.death_noticed_s)
+
+    def _listen(self, speaker: Endpoint, listener: Endpoint) -> None:
+        """Its heartbeats stop now; are they missed when `silence_s` is over?"""
+        since = self.now
+
+        def miss() -> None:
+            stands_still = self._hung.get(speaker) == since and not speaker.is_gone
+            if stands_still or self._cut.get(frozenset((speaker, listener))) == since:
+                self._tell_of(speaker, listener, listener.miss)
+
+        if self.silence_s is not None:
+            self.schedule(miss, at=listener, delay_s=(self.silence_s, self.silence_s))
+
+    def _beat(self, speaker: Endpoint, listener: Endpoint) -> None:
+        def hear() -> None:
+            if not (speaker.is_gone or speaker in self._hung or frozenset((speaker, listener)) in self._cut):
+                self._tell_of(speaker, listener, listener.hear)
+
+        if self.silence_s is not None:
+            self.schedule(hear, at=listener, delay_s=(0.0, 0.0))
+
+    def _tell_of(self, speaker: Endpoint, listener: Endpoint, tell: Callable[[PeerId], None]) -> None:
+        for address, found in self._endpoints.items():
+            peer = listener.peer_at(address) if found is speaker else None
+            if peer is not None:
+                tell(peer)
+
+    def _all(self) -> list[Endpoint]:
+        return [endpoint for endpoint in dict.fromkeys(self._endpoints.values()) if not endpoint.is_gone]
+
+    # ---- inside
 
     def _deliver_message(self, lane: deque[bytes], target: Endpoint) -> None:
         if self.faults.reorder_messages:

@@ -57,8 +57,13 @@ class Transfer:
         return not self.given_up and (self.num_queued > 0 or self.last is not None)
 
     @property
+    def is_over(self) -> bool:
+        """Nothing is posted any more: its list was given up, or ended and posted to its end."""
+        return (self.ended or self.given_up) and not self.posts_more
+
+    @property
     def is_done(self) -> bool:
-        return (self.ended or self.given_up) and not self.posts_more and self.num_outstanding == 0
+        return self.is_over and self.num_outstanding == 0
 
     def give_up(self) -> None:
         """Drop what was not posted; a list that was ended and posted to its end stays complete."""
@@ -123,6 +128,10 @@ class Outbox:
         message = self.messages.popleft()
         self.num_message_bytes -= len(message)
         return message
+
+    def drop_messages(self) -> None:
+        self.messages.clear()
+        self.num_message_bytes = 0
 
     def add(self, run: Run) -> None:
         """Runs of one program come in order of their gates, programs in order of their steps."""

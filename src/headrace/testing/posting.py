@@ -14,8 +14,9 @@ import numpy as np
 
 from headrace.fabric.interface import Descriptor, Event, PeerId, SendFailed, message_seed
 from headrace.testing.digests import message_digest
+from headrace.testing.endpoint import Endpoint
 from headrace.testing.flight import Flight, Flights, OpId
-from headrace.testing.network import Endpoint, LoopbackNetwork
+from headrace.testing.network import LoopbackNetwork
 from headrace.testing.outbox import WINDOW, Outbox, Run, Transfer
 
 WRITES_PER_TURN = 32
@@ -32,7 +33,8 @@ class Peer:
     descriptor: Descriptor | None = None
     num_outstanding: int = 0
     parked_until: float = 0.0
-    is_broken: bool = False  # its death was noticed: every post is EAGAIN, all stays queued until it is removed
+    is_broken: bool = False  # its death was noticed: every post is EAGAIN, all stays queued until somebody is there
+    is_silent: bool = False  # and that was told
 
 
 class OpPool:
@@ -104,6 +106,12 @@ class Posting:
         outbox.add_message(message)
         self.wake()
 
+    def drop_messages(self, peer: Peer, code: int, text: str) -> None:
+        """None of those that wait is posted, which is told once for all of them."""
+        if peer.outbox.messages:
+            peer.outbox.drop_messages()
+            self._tell(SendFailed(peer=peer.id, code=code, text=text))
+
     def forget(self, peer: Peer) -> None:
         """Whatever becomes of what is outstanding towards `peer`, nobody is told any more."""
         self.num_failed += peer.num_outstanding
@@ -169,6 +177,7 @@ class Posting:
 
     def _is_full(self, peer: Peer) -> bool:
         """EAGAIN: this peer is parked, its lists keep their places, and nobody else notices."""
+        peer.is_broken &= self._is_nobody_at(peer)
         if peer.is_broken:
             return True
         if not self._network.draw(self._network.faults.full_queue):
@@ -176,6 +185,10 @@ class Posting:
         peer.parked_until = self._network.now + self._network.rng.uniform(*self._network.faults.queue_full_s)
         self.wake(peer.parked_until)
         return True
+
+    def _is_nobody_at(self, peer: Peer) -> bool:
+        there = self._network.find(peer.address)
+        return there is None or there.is_gone
 
     def _post_of(self, run: Run, peer: Peer) -> None:
         transfer, src = run.transfer, run.src[run.place]
@@ -207,7 +220,7 @@ class Posting:
             self.flights,
             self._network.find(peer.address),
             op=self._ops.take(transfer, peer),
-            key=transfer.descriptor.key,
+            key=transfer.descriptor.keys[0],
             imm=transfer.imm,
             src=src,
             dst=transfer.descriptor.base + dst,

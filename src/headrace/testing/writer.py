@@ -5,8 +5,11 @@ Owns transfers and programs, and checks what it is given before it touches eithe
 """
 
 import errno
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from headrace.errors import InputError
 from headrace.fabric.interface import (
@@ -16,10 +19,12 @@ from headrace.fabric.interface import (
     LastWrite,
     PageWrites,
     PeerId,
+    PeerLost,
     TransferId,
 )
 from headrace.testing.counters import checked_imm
-from headrace.testing.network import Endpoint, LoopbackNetwork
+from headrace.testing.endpoint import Endpoint
+from headrace.testing.network import LoopbackNetwork
 from headrace.testing.outbox import (
     MAX_LAYERS,
     Run,
@@ -36,7 +41,7 @@ class Writer:
     """One per endpoint; the endpoint checks that it is open before it calls."""
 
     def __init__(self, network: LoopbackNetwork, endpoint: Endpoint, tell: Callable[[Event], None]) -> None:
-        self._endpoint, self._tell = endpoint, tell
+        self._network, self._endpoint, self._tell = network, endpoint, tell
         self.posting = Posting(network, endpoint, tell=tell, completed=self._on_completed)
         self.transfers: dict[TransferId, Transfer] = {}
         self._num_opened = 0
@@ -57,7 +62,9 @@ class Writer:
             raise InputError("transfer", f"{transfer} is not known here (never opened, or told done)")
         return found
 
-    def open(self, peer: PeerId, imm: Imm, num_pages: int) -> TransferId:
+    def open(self, peer: PeerId, imm: Imm, num_pages: int, deadline_s: float) -> TransferId:
+        if not deadline_s >= 0:
+            raise InputError("deadline_s", f"must be at least 0, is {deadline_s}")
         descriptor = self.peer(peer).descriptor
         if descriptor is None:
             raise InputError("peer", f"{peer} has given no descriptor; connect first")
@@ -68,6 +75,9 @@ class Writer:
         self.transfers[opened] = Transfer(
             id=opened, peer=peer, imm=checked_imm(imm), descriptor=descriptor, digests=[0] * num_pages
         )
+        if deadline_s < math.inf:
+            end = partial(self._end_late, self.transfers[opened])
+            self._network.schedule(end, at=self._endpoint, delay_s=(deadline_s, deadline_s))
         return opened
 
     def submit_write(self, transfer_id: TransferId, src: int, dst: int, length: int) -> None:
@@ -141,6 +151,23 @@ class Writer:
             transfer.num_failed += transfer.num_outstanding
             transfer.num_outstanding = 0
             self._give_up(transfer, by_caller=False)
+
+    def lose(self, peer: Peer) -> None:
+        """What was not posted never will be; what was ends as the network says."""
+        code, text = errno.ECONNRESET, "its control connection ended"
+        self._tell(PeerLost(peer=peer.id, code=code, text=text))
+        if peer.descriptor is not None:  # a process started anew counts its grants anew
+            peer.descriptor = replace(peer.descriptor, generation=0)
+        text = f"control connection: {text}"
+        for transfer in [each for each in self.transfers.values() if each.peer == peer.id and not each.is_over]:
+            transfer.fail(code, text)
+            self._give_up(transfer, by_caller=False)
+        self.posting.drop_messages(peer, code, text)
+
+    def _end_late(self, transfer: Transfer) -> None:
+        if not (self._endpoint.is_gone or transfer.is_over):
+            transfer.fail(errno.ETIMEDOUT, "its deadline passed")
+            self._give_up(transfer, by_caller=True)
 
     def _on_completed(self, transfer: Transfer, code: int) -> None:
         if code:
