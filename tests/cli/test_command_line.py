@@ -57,6 +57,11 @@ WRONG = [
     ("serve --colocated --prefillers 2", "--prefillers: must be left out with --colocated"),
     ("serve --colocated --no-verify-kv", "--verify-kv: must be left out with --colocated"),
     ("serve --verify-kv=yes", "option '--verify-kv' does not take a value"),
+    ("serve --transports mapped,shm", "--transports: must be auto or a list such as mapped,tcp of mapped, efa, verbs,"),
+    ("serve --transports efa,tcp", "--transports: must be of what stays at 127.0.0.1 (mapped, tcp), is efa"),
+    ("serve --require-provider shm", "--require-provider: must be mapped, efa, verbs or tcp, is 'shm'"),
+    ("serve --transports tcp --require-provider mapped", "--require-provider: must be one of --transports (tcp), is"),
+    ("serve --colocated --transports auto", "--transports: must be left out with --colocated"),
     (
         "serve --model nothing-here",
         "--model: must be an existing directory, a hub id (org/name), smollm2-135m-instruct or",
@@ -70,9 +75,15 @@ WRONG = [
     ("prefiller --model nothing-here", "--model: must be an existing directory"),
     ("prefiller --gateway nowhere", "--gateway: must be ipc://FILE or tcp://HOST:PORT, is 'nowhere'"),
     ("prefiller --fabric-host 0.0.0.0", "--fabric-host: must be the one address"),
+    ("prefiller --fabric-host 127.0.0.1 --fabric-host 127.0.0.1", "--fabric-host: must name each address once"),
+    ("prefiller --fabric-host ::1 --transports mapped", "--fabric-host: must be left out where mapped is the only"),
+    ("prefiller --require-provider verbs", "--require-provider: must be of what stays at 127.0.0.1 (mapped, tcp), is"),
     ("prefiller --verify-kv", "no such option: --verify-kv"),
     ("decoder --fabric-host 192.0.2.1", "--fabric-host: 192.0.2.1 can be reached by others"),
     ("decoder --colocated --verify-kv", "--verify-kv: must be left out with --colocated"),
+    ("decoder --colocated --fabric-host ::1", "--fabric-host: must be left out with --colocated"),
+    ("decoder --colocated --require-provider tcp", "--require-provider: must be left out with --colocated"),
+    ("decoder --transports tcp,tcp", "--transports: must name each transport once, is 'tcp,tcp'"),
     ("decoder --transfer layers", "no such option: --transfer"),
     ("serve --tpot-ms 0", "--tpot-ms: must be a number of milliseconds, at most 600,000, is '0'"),
     ("decoder --tpot-ms soon", "--tpot-ms: must be a number of milliseconds, at most 600,000, is 'soon'"),
@@ -148,7 +159,7 @@ def test_help_names_every_option_of_serve_with_its_default(
     text = " ".join(headrace("serve", "--help").stdout.replace("│", " ").split())
     options = (
         "model prefillers decoders colocated transfer page-size chunk-tokens max-running tpot-ms max-stall-ms "
-        "kv-memory threads host port"
+        "kv-memory threads transports require-provider host port"
     )
     for option in options.split():
         assert f"--{option} " in text

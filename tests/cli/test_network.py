@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.network import require_endpoint, require_fabric_host, require_free_port
+from headrace.cli.network import require_endpoint, require_fabric_hosts, require_free_port
 from headrace.errors import InputError
 
 
@@ -69,13 +69,22 @@ def test_what_is_no_endpoint_is_refused_even_with_insecure(endpoint: str) -> Non
 
 
 def test_a_fabric_address_off_this_machine_needs_insecure() -> None:
-    assert require_fabric_host("127.0.0.1", insecure=False) == "127.0.0.1"
+    assert require_fabric_hosts(["127.0.0.1"], insecure=False) == ("127.0.0.1",)
     with pytest.raises(InputError, match=r"^fabric_host: 10.0.0.1 can be reached by others, .*: add --insecure$"):
-        require_fabric_host("10.0.0.1", insecure=False)
-    assert require_fabric_host("10.0.0.1", insecure=True) == "10.0.0.1"
+        require_fabric_hosts(["127.0.0.1", "10.0.0.1"], insecure=False)
+    assert require_fabric_hosts(["10.0.0.1"], insecure=True) == ("10.0.0.1",)
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "host", "1.2.3"])
 def test_what_no_peer_could_reach_is_no_fabric_address(host: str) -> None:
     with pytest.raises(InputError, match="^fabric_host: must be"):
-        require_fabric_host(host, insecure=True)
+        require_fabric_hosts(["10.0.0.1", host], insecure=True)
+
+
+def test_there_is_one_fabric_address_for_each_nic_of_at_most_four() -> None:
+    four = [f"10.0.0.{number}" for number in range(1, 5)]
+    assert require_fabric_hosts(four, insecure=True) == tuple(four)
+    with pytest.raises(InputError, match="^fabric_host: must be at most 4, one for each NIC, are 5$"):
+        require_fabric_hosts([*four, "10.0.0.5"], insecure=True)
+    with pytest.raises(InputError, match="^fabric_host: must name each address once, are 10.0.0.1, 10.0.0.1$"):
+        require_fabric_hosts(["10.0.0.1", "10.0.0.1"], insecure=True)

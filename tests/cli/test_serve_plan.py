@@ -10,10 +10,10 @@ import pytest
 from headrace.cli import commands
 from headrace.cli.app import run
 from headrace.cli.child import Child
-from headrace.cli.serve import ServeOptions, greeting, plan_children, reachable_host, serve
+from headrace.cli.serve import ServeOptions, described_split, greeting, plan_children, reachable_host, serve
 from headrace.errors import InputError
 from headrace.gateway.options import GatewayOptions
-from headrace.roles.options import InstanceOptions
+from headrace.roles.options import InstanceOptions, Transport
 
 OPTIONS = ServeOptions(
     prefillers=None,
@@ -25,6 +25,8 @@ OPTIONS = ServeOptions(
     port=0,
     transfer=None,
     verify_kv=None,
+    transports=None,
+    require_provider=None,
     dtype="fp32",
     page_size=8,
     chunk_tokens=64,
@@ -85,7 +87,7 @@ def start(child: Child) -> None:
 
 
 def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | InstanceOptions]) -> None:
-    options = replace(OPTIONS, transfer="whole", verify_kv=False, tpot_ms=62.5, max_stall_ms=200.0)
+    options = replace(OPTIONS, transfer="whole", verify_kv=False, transports=("tcp",), tpot_ms=62.5, max_stall_ms=200.0)
     for child in plan(options, tmp_path).values():
         start(child)
     control = f"ipc://{tmp_path}/control.sock"
@@ -103,6 +105,7 @@ def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | Ins
         max_model_len=512,
         kernels="torch",
         threads=3,
+        transports=("tcp",),
         share_weights_in=tmp_path / "headrace" / "weights",
     )
     assert started == [
@@ -132,6 +135,7 @@ def test_what_was_not_asked_for_is_as_the_roles_have_it(
         ("layers", True, None)
     ] * 3
     assert all(o.tpot_s is o.max_stall_s is None for o in started if isinstance(o, InstanceOptions))
+    assert {o.transports for o in started if isinstance(o, InstanceOptions)} == {("mapped", "tcp")}
     assert isinstance(started[2], InstanceOptions) and started[2].role == "colocated"
 
 
@@ -146,7 +150,44 @@ def test_a_colocated_instance_keeps_the_budgets_that_were_given(
     ]
 
 
-@pytest.mark.parametrize("given", [{"prefillers": 1}, {"transfer": "layers"}, {"verify_kv": True}])
+@pytest.mark.parametrize("required", ["mapped", "tcp"])
+def test_what_is_required_is_all_that_its_instances_have(
+    required: Transport, tmp_path: Path, started: list[GatewayOptions | InstanceOptions]
+) -> None:
+    children = plan(replace(OPTIONS, require_provider=required), tmp_path)
+    for name in ("prefiller-0", "decoder-0"):
+        start(children[name])
+    assert [o.transports for o in started if isinstance(o, InstanceOptions)] == [(required,)] * 2
+
+
+@pytest.mark.parametrize("command", ["prefiller", "decoder"])
+def test_an_instance_listens_at_every_address_that_it_was_given(
+    command: str, started: list[GatewayOptions | InstanceOptions]
+) -> None:
+    hosts = ("--fabric-host", "10.0.0.1", "--fabric-host", "10.0.1.1", "--insecure")
+    assert run([command, "--model", "/models/tiny", *hosts, "--transports", "tcp, mapped"]) == 0
+    assert run([command, "--model", "/models/tiny", "--require-provider", "mapped"]) == 0
+    assert [(o.fabric_hosts, o.transports) for o in started if isinstance(o, InstanceOptions)] == [
+        (("10.0.0.1", "10.0.1.1"), ("mapped", "tcp")),
+        (("127.0.0.1",), ("mapped",)),
+    ]
+
+
+def test_a_provider_that_contradicts_ends_it_before_anything_starts() -> None:
+    with pytest.raises(InputError, match=r"^require_provider: must be one of --transports \(mapped\), is tcp$"):
+        serve(replace(OPTIONS, transports=("mapped",), require_provider="tcp"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prefillers": 1},
+        {"transfer": "layers"},
+        {"verify_kv": True},
+        {"transports": ()},
+        {"require_provider": "tcp"},
+    ],
+)
 def test_an_option_that_would_do_nothing_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(InputError, match=f"^{next(iter(given))}: must be left out with --colocated"):
         serve(replace(OPTIONS, colocated=True, **given))
@@ -178,6 +219,14 @@ def test_a_person_can_paste_the_curl_line() -> None:
     assert command[:2] == ["curl", "http://127.0.0.1:9000/v1/chat/completions"]
     assert '"model": "it\'s tiny"' in command[-1]
     assert "Ctrl-C" in told
+
+
+def test_a_person_is_told_how_kv_travels_where_it_does() -> None:
+    told = described_split(replace(OPTIONS, prefillers=2, decoders=1))
+    assert told == "KV goes from 2 prefillers to 1 decoder over mapped.\n"
+    assert described_split(replace(OPTIONS, decoders=3, transports=("tcp",))).endswith("to 3 decoders over tcp.\n")
+    assert described_split(replace(OPTIONS, colocated=True)) == ""
+    assert f"Ctrl-C ends it.\n{told}To try:\n" in greeting("127.0.0.1", 9000, "tiny", split=told)
 
 
 def test_where_it_listens_everywhere_it_is_asked_here() -> None:

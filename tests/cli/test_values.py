@@ -11,12 +11,14 @@ from typer import BadParameter
 from headrace.cli.values import (
     UNITS,
     CpuNumbers,
+    TransportNames,
     cpu_list,
     in_units,
     one_of,
     plain_name,
     seconds,
     size_in_bytes,
+    transport_list,
     whole_number,
 )
 
@@ -96,7 +98,7 @@ def test_a_name_that_would_break_a_log_line_is_refused(text: str) -> None:
         plain_name(text)
 
 
-@pytest.mark.parametrize("parse", [size_in_bytes, whole_number(least=1), seconds])
+@pytest.mark.parametrize("parse", [size_in_bytes, whole_number(least=1), seconds, transport_list])
 @given(text=st.text())
 def test_any_text_is_a_value_or_refused(parse: Callable[[object], object], text: str) -> None:
     with contextlib.suppress(BadParameter):
@@ -117,3 +119,22 @@ def test_other_cpus_are_refused_with_an_example(text: str) -> None:
 def test_a_cpu_that_is_named_twice_is_refused() -> None:
     with pytest.raises(BadParameter, match="^must name each CPU once, is '1,0-1'$"):
         cpu_list("1,0-1")
+
+
+def test_transports_are_a_list_or_auto() -> None:
+    texts = ("auto", "mapped", "tcp, mapped", "efa,verbs")
+    assert [transport_list(text).names for text in texts] == [(), ("mapped",), ("tcp", "mapped"), ("efa", "verbs")]
+    assert transport_list(TransportNames(("tcp",))) == TransportNames(("tcp",))
+
+
+@pytest.mark.parametrize("text", ["", ",", "mapped,", "shm", "TCP", "auto,tcp", "mapped tcp"])
+def test_other_transports_are_refused_with_those_that_there_are(text: str) -> None:
+    with pytest.raises(
+        BadParameter, match="^must be auto or a list such as mapped,tcp of mapped, efa, verbs, tcp, is "
+    ):
+        transport_list(text)
+
+
+def test_a_transport_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(BadParameter, match="^must name each transport once, is 'tcp,tcp'$"):
+        transport_list("tcp,tcp")

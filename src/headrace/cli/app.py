@@ -77,5 +77,10 @@ def _as_option(error: HeadraceError | OSError) -> str:
 
 
 def _option_names() -> dict[str, str]:
-    commands: Any = typer.main.get_command(app)
-    return {param.name: param.opts[0] for command in commands.commands.values() for param in command.params}
+    names: dict[str, str] = {}
+    commands: list[Any] = [typer.main.get_command(app)]
+    while commands:
+        command = commands.pop()
+        names |= {param.name: param.opts[0] for param in command.params}
+        commands += getattr(command, "commands", {}).values()
+    return names

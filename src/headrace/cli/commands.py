@@ -11,19 +11,21 @@ from typing import Annotated, cast
 import typer
 
 from headrace.cli import options as opt
+from headrace.cli.fabric.app import fabric_app
 from headrace.cli.fetching import fetch_model
 from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
-from headrace.cli.network import require_endpoint, require_fabric_host, require_free_port
+from headrace.cli.network import require_endpoint, require_free_port
 from headrace.cli.profile.command import profile_step_command
 from headrace.cli.run_directory import default_control, shared_weights_directory
 from headrace.cli.serve import ServeOptions, serve
+from headrace.cli.transports import plan_reach
 from headrace.gateway.options import GatewayOptions
 from headrace.kvcache.layout import KVDtype
 from headrace.model.builtin import BUILTIN_NAME
 from headrace.model.locate import served_name as default_served_name
 from headrace.model.options import KernelChoice
 from headrace.protocol.control import Role
-from headrace.roles.options import InstanceOptions, Transfer
+from headrace.roles.options import InstanceOptions, Transfer, Transport
 
 app = typer.Typer(
     add_completion=False,
@@ -67,6 +69,8 @@ def serve_command(
     port: opt.Port = GATEWAY.port,
     transfer: opt.TransferModeIfSplit = None,
     verify_kv: opt.VerifyKVIfSplit = None,
+    transports: opt.Transports = None,
+    require_provider: opt.RequireProvider = None,
     page_size: opt.PageSize = INSTANCE.page_size,
     chunk_tokens: opt.ChunkTokens = INSTANCE.chunk_tokens,
     max_running: opt.MaxRunning = INSTANCE.max_running,
@@ -94,6 +98,8 @@ def serve_command(
         colocated=colocated,
         transfer=cast("Transfer | None", transfer),
         verify_kv=verify_kv,
+        transports=transports.names if transports else None,
+        require_provider=cast("Transport | None", require_provider),
         page_size=page_size,
         chunk_tokens=chunk_tokens,
         max_running=max_running,
@@ -154,8 +160,10 @@ def prefiller(
     kernels: opt.Kernels = INSTANCE.kernels,
     max_model_len: opt.MaxModelLen = None,
     gateway: opt.Gateways = None,
-    fabric_host: opt.FabricHost = INSTANCE.fabric_host,
+    fabric_host: opt.FabricHosts = None,
     insecure: opt.Insecure = False,
+    transports: opt.Transports = None,
+    require_provider: opt.RequireProvider = None,
     transfer: opt.TransferMode = INSTANCE.transfer,
     page_size: opt.PageSize = INSTANCE.page_size,
     chunk_tokens: opt.ChunkTokens = INSTANCE.chunk_tokens,
@@ -168,11 +176,13 @@ def prefiller(
     """One prefiller: computes the KV of prompts and sends it to decoders."""
     name = name or _default_name("prefiller")
     configure_logging(log_level, name)
+    hosts, ways = plan_reach(fabric_host, transports, require_provider, insecure=insecure)
     options = InstanceOptions(
         role="prefiller",
         name=name,
         gateways=_gateways(gateway, insecure=insecure),
-        fabric_host=require_fabric_host(fabric_host, insecure=insecure),
+        fabric_hosts=hosts,
+        transports=ways,
         model_dir=fetch_model(model),
         model=served_name or default_served_name(model),
         dtype=cast("KVDtype", dtype),
@@ -202,8 +212,10 @@ def decoder(
     kernels: opt.Kernels = INSTANCE.kernels,
     max_model_len: opt.MaxModelLen = None,
     gateway: opt.Gateways = None,
-    fabric_host: opt.FabricHostIfSplit = None,
+    fabric_host: opt.FabricHosts = None,
     insecure: opt.Insecure = False,
+    transports: opt.Transports = None,
+    require_provider: opt.RequireProvider = None,
     colocated: opt.Colocated = False,
     verify_kv: opt.VerifyKVIfSplit = None,
     page_size: opt.PageSize = INSTANCE.page_size,
@@ -221,14 +233,21 @@ def decoder(
     name = name or _default_name(role)
     configure_logging(log_level, name)
     if colocated:
-        opt.refuse_with_colocated({"verify_kv": verify_kv, "fabric_host": fabric_host})
+        opt.refuse_with_colocated(
+            {
+                "verify_kv": verify_kv,
+                "fabric_host": fabric_host or None,
+                "transports": transports,
+                "require_provider": require_provider,
+            }
+        )
+    hosts, ways = plan_reach(fabric_host, transports, require_provider, insecure=insecure)
     options = InstanceOptions(
         role=role,
         name=name,
         gateways=_gateways(gateway, insecure=insecure),
-        fabric_host=require_fabric_host(
-            INSTANCE.fabric_host if fabric_host is None else fabric_host, insecure=insecure
-        ),
+        fabric_hosts=hosts,
+        transports=ways,
         model_dir=fetch_model(model),
         model=served_name or default_served_name(model),
         dtype=cast("KVDtype", dtype),
@@ -251,6 +270,7 @@ def decoder(
 
 
 app.command("profile-step")(profile_step_command)
+app.add_typer(fabric_app, name="fabric")
 
 
 def _default_name(role: str) -> str:

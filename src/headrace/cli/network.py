@@ -6,10 +6,12 @@ unless --insecure says that everybody who can reach the address may be trusted.
 
 import ipaddress
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.errors import InputError
 from headrace.gateway.listening import bind
+from headrace.roles.options import MAX_FABRIC_HOSTS
 
 LONGEST_SOCKET_PATH = 107
 """Bytes of a Unix socket's path that the kernel takes."""
@@ -51,8 +53,18 @@ def require_socket_path(field: str, path: Path) -> None:
         raise InputError(field, f"must be in a folder that exists, is {path}")
 
 
-def require_fabric_host(host: str, *, insecure: bool) -> str:
-    """-> the address, where the fabric endpoint may be bound to it."""
+def require_fabric_hosts(hosts: Sequence[str], *, insecure: bool) -> tuple[str, ...]:
+    """-> the addresses, where the fabric may listen at each of them."""
+    if len(hosts) > MAX_FABRIC_HOSTS:
+        raise InputError("fabric_host", f"must be at most {MAX_FABRIC_HOSTS}, one for each NIC, are {len(hosts)}")
+    if len(set(hosts)) < len(hosts):
+        raise InputError("fabric_host", f"must name each address once, are {', '.join(hosts)}")
+    for host in hosts:
+        _require_fabric_host(host, insecure=insecure)
+    return tuple(hosts)
+
+
+def _require_fabric_host(host: str, *, insecure: bool) -> None:
     try:
         address = ipaddress.ip_address(host)
     except ValueError as error:
@@ -63,7 +75,6 @@ def require_fabric_host(host: str, *, insecure: bool) -> str:
         )
     if not address.is_loopback and not insecure:
         raise InputError("fabric_host", _reachable(host))
-    return host
 
 
 def _reachable(place: str) -> str:

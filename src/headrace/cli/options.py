@@ -14,6 +14,7 @@ import typer
 from headrace.cli.logs import LEVELS
 from headrace.cli.values import (
     CpuNumbers,
+    TransportNames,
     cpu_list,
     in_units,
     milliseconds,
@@ -21,6 +22,7 @@ from headrace.cli.values import (
     plain_name,
     seconds,
     size_in_bytes,
+    transport_list,
     whole_number,
 )
 from headrace.errors import InputError
@@ -28,7 +30,7 @@ from headrace.gateway.options import GatewayOptions
 from headrace.kvcache.layout import KVDtype
 from headrace.model.builtin import BUILTINS
 from headrace.model.options import KernelChoice
-from headrace.roles.options import InstanceOptions, Transfer
+from headrace.roles.options import InstanceOptions, Transfer, Transport
 
 INSTANCE_DEFAULTS: Final = InstanceOptions(role="decoder", name="", gateways=(), model_dir=Path(), model="")
 GATEWAY_DEFAULTS: Final = GatewayOptions(control="", tokenizer=Path(), model="")
@@ -188,12 +190,35 @@ Gateways = Annotated[
         show_default=False,
     ),
 ]
-_FABRIC_HOST = _option(
-    *("--fabric-host", "ADDRESS", "Where KV pages are sent from and received.", PLACE_PANEL),
-    show_default=INSTANCE_DEFAULTS.fabric_host,
-)
-FabricHost = Annotated[str, _FABRIC_HOST]
-FabricHostIfSplit = Annotated[str | None, _FABRIC_HOST]
+FabricHosts = Annotated[
+    list[str] | None,
+    _option(
+        *("--fabric-host", "ADDRESS", "Where KV pages are sent from and received, once for each NIC.", PLACE_PANEL),
+        show_default=", ".join(INSTANCE_DEFAULTS.fabric_hosts),
+    ),
+]
+Transports = Annotated[
+    TransportNames | None,
+    _option(
+        *(
+            "--transports",
+            "LIST",
+            "Of mapped, efa, verbs, tcp: the first that a peer has too carries KV; auto: all.",
+            PLACE_PANEL,
+        ),
+        parser=transport_list,
+        show_default="auto",
+    ),
+]
+RequireProvider = Annotated[
+    str | None,
+    _option(
+        *("--require-provider", "NAME", "The one transport that KV may travel by: no other peer is talked to."),
+        PLACE_PANEL,
+        parser=one_of(*get_args(Transport)),
+        show_default=False,
+    ),
+]
 Insecure = Annotated[
     bool,
     _option(

@@ -17,14 +17,15 @@ from pathlib import Path
 from headrace.cli.child import Child
 from headrace.cli.fetching import fetch_model, require_pool
 from headrace.cli.network import require_free_port
-from headrace.cli.options import cpus_of, refuse_with_colocated
+from headrace.cli.options import INSTANCE_DEFAULTS, cpus_of, refuse_with_colocated
 from headrace.cli.readiness import wait_until_ready
 from headrace.cli.run_directory import CONTROL_SOCKET, private_directory
 from headrace.cli.supervisor import Supervisor
+from headrace.cli.transports import plan_transports
 from headrace.kvcache.layout import KVDtype
 from headrace.model.options import KernelChoice
 from headrace.protocol.control import Role
-from headrace.roles.options import InstanceOptions, Transfer
+from headrace.roles.options import InstanceOptions, Transfer, Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class ServeOptions:
     port: int
     transfer: Transfer | None
     verify_kv: bool | None
+    transports: tuple[Transport, ...] | None  # none of them: auto
+    require_provider: Transport | None
     dtype: KVDtype
     page_size: int
     chunk_tokens: int
@@ -60,8 +63,15 @@ def serve(options: ServeOptions) -> bool:
     """Until a signal. -> whether all processes ended in time. Raises InputError, ChildEnded."""
     if options.colocated:
         refuse_with_colocated(
-            {"prefillers": options.prefillers, "transfer": options.transfer, "verify_kv": options.verify_kv}
+            {
+                "prefillers": options.prefillers,
+                "transfer": options.transfer,
+                "verify_kv": options.verify_kv,
+                "transports": options.transports,
+                "require_provider": options.require_provider,
+            }
         )
+    transports_of(options)
     cpus_of(options.cpus, num_threads=options.threads, num_instances=len(instances_of(options)))
     port = require_free_port(options.host, options.port)
     model_dir = fetch_model(options.model)
@@ -90,7 +100,7 @@ def _sized(options: ServeOptions, model_dir: Path) -> InstanceOptions:
 async def _bring_up(options: ServeOptions, port: int) -> None:
     host = reachable_host(options.host)
     await wait_until_ready(host, port, Counter(role for role, _ in instances_of(options)))
-    sys.stdout.write(greeting(host, port, options.served_name))
+    sys.stdout.write(greeting(host, port, options.served_name, split=described_split(options)))
     sys.stdout.flush()
 
 
@@ -125,15 +135,26 @@ def instances_of(options: ServeOptions) -> list[tuple[Role, str]]:
     ]
 
 
+def transports_of(options: ServeOptions) -> tuple[Transport, ...]:
+    """By which KV may travel between its instances, which are all on this machine. Raises InputError."""
+    return plan_transports(
+        options.transports or (), required=options.require_provider, hosts=INSTANCE_DEFAULTS.fabric_hosts
+    )
+
+
 def _role_arguments(role: Role, options: ServeOptions) -> Sequence[str]:
     match role:
         case "prefiller":
-            return ("prefiller", "--transfer", options.transfer or "layers")
+            return ("prefiller", "--transfer", options.transfer or "layers", *_transports(options))
         case "decoder":
             verify_kv = "--no-verify-kv" if options.verify_kv is False else "--verify-kv"
-            return ("decoder", verify_kv, *_budgets(options))
+            return ("decoder", verify_kv, *_transports(options), *_budgets(options))
         case "colocated":
             return ("decoder", "--colocated", *_budgets(options))
+
+
+def _transports(options: ServeOptions) -> Sequence[str]:
+    return ("--transports", ",".join(transports_of(options)))
 
 
 def _budgets(options: ServeOptions) -> Iterator[str]:
@@ -173,11 +194,20 @@ def reachable_host(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def greeting(host: str, port: int, model: str) -> str:
+def described_split(options: ServeOptions) -> str:
+    """One line about what travels; empty where nothing does."""
+    if options.colocated:
+        return ""
+    counts = Counter(role for role, _ in instances_of(options))
+    prefillers, decoders = (f"{counts[role]} {role}{'s' * (counts[role] > 1)}" for role in ("prefiller", "decoder"))
+    return f"KV goes from {prefillers} to {decoders} over {transports_of(options)[0]}.\n"
+
+
+def greeting(host: str, port: int, model: str, *, split: str = "") -> str:
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = {"model": model, "messages": [{"role": "user", "content": "What is a water wheel?"}], "max_tokens": 60}
     return (
-        f"\nheadrace serves {model} at {address}; Ctrl-C ends it. To try:\n\n"
+        f"\nheadrace serves {model} at {address}; Ctrl-C ends it.\n{split}To try:\n\n"
         f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         f"    -d {shlex.quote(json.dumps(body))}\n\n"
     )

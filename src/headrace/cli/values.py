@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import get_args
 
 from typer import BadParameter
 
 from headrace.protocol.messages import MAX_NAME, MOST_REMAINING_S
+from headrace.roles.options import Transport
 
 MOST_MS = 600_000
 MOST_CPU = 1023  # of what sched_setaffinity takes without ado
@@ -115,3 +117,25 @@ def cpu_list(value: object) -> CpuNumbers:
     if len(set(cpus)) < len(cpus):
         raise BadParameter(f"must name each CPU once, is {str(value)!r}")
     return CpuNumbers(tuple(cpus))
+
+
+@dataclass(frozen=True, slots=True)
+class TransportNames:
+    """Not a plain tuple: see CpuNumbers. None of them: `auto`."""
+
+    names: tuple[Transport, ...]
+
+
+def transport_list(value: object) -> TransportNames:
+    """`auto`, or some of the transports."""
+    if isinstance(value, TransportNames):
+        return value
+    words = [word.strip() for word in str(value).split(",")]
+    if words == ["auto"]:
+        return TransportNames(())
+    known: dict[str, Transport] = {transport: transport for transport in get_args(Transport)}
+    if not set(words) <= known.keys():
+        raise BadParameter(f"must be auto or a list such as mapped,tcp of {', '.join(known)}, is {str(value)!r}")
+    if len(set(words)) < len(words):
+        raise BadParameter(f"must name each transport once, is {str(value)!r}")
+    return TransportNames(tuple(known[word] for word in words))
