@@ -31,6 +31,16 @@ class InstanceSpec:
     netns: str = ""  # network namespace; empty: this one
 
 
+def split(transport: str, *options: str, cores: tuple[str, str] = ("1", "0")) -> tuple[InstanceSpec, InstanceSpec]:
+    """A prefiller with these options and a decoder, each on cores of its own."""
+    prefiller, decoder = cores
+    over = ("--require-provider", transport)
+    return (
+        InstanceSpec("prefiller", cores=prefiller, options=(*over, *options)),
+        InstanceSpec("decoder", cores=decoder, options=over),
+    )
+
+
 class Deployment:
     """`with Deployment(...) as running:` ; everything has ended on leaving. `log_level` debug shows the waterfalls."""
 

@@ -88,7 +88,10 @@ def deployment(transfer: str, num_tokens: int) -> Deployment:
     def spec(role: str, core: str, *options: str) -> InstanceSpec:
         namespace, address = NAMES[role]
         return InstanceSpec(
-            role, cores=core, netns=namespace, options=("--fabric-host", address, "--insecure", *options)
+            role,
+            cores=core,
+            netns=namespace,
+            options=("--fabric-host", address, "--insecure", "--require-provider", "tcp", *options),
         )
 
     return Deployment(

@@ -1,7 +1,7 @@
 """How fast scattered pages go from one process to another over the fabric, beside a plain copy and a plain socket.
 
 Workload: every page of a 64 MiB memory once, in a seeded random order, one imm on each write, `--runs` times after one
-run to warm up; the three kinds and all page sizes take turns. Clock: CLOCK_MONOTONIC from the submit in the writer to
+run to warm up; all kinds and page sizes take turns. Clock: CLOCK_MONOTONIC from the submit in the writer to
 the counter's target in the reader (to the last byte read, for the socket). Each cell is the median of the runs, with
 the lowest and highest. Two processes, wherever the scheduler puts them.
 
@@ -18,13 +18,15 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from _endpoint import positive
+from _endpoint import TRANSPORTS, positive
 
-from headrace.fabric.interface import Descriptor, Event, Imm, Pages, PageWrites, Reached
-from headrace.fabric.native import NativeFabric
+from headrace.fabric.interface import Descriptor, Imm, Pages, PageWrites, PeerId, Reached
+from headrace.fabric.native import NativeFabric, Transport
 
 MEMORY_BYTES = 64 << 20
 
@@ -35,34 +37,42 @@ class Endpoint:
         os.ftruncate(fd, MEMORY_BYTES)
         self.memory = np.frombuffer(mmap.mmap(fd, MEMORY_BYTES), dtype=np.uint8)
         self.memory[:] = 1
-        self.fabric = NativeFabric(fd, MEMORY_BYTES)
+        self.fabrics = {each: NativeFabric(fd, MEMORY_BYTES, transports=(each,)) for each in TRANSPORTS}
 
-    def wait_reached(self) -> int:
-        while True:
-            for event in self.drain():
-                if isinstance(event, Reached):
-                    return event.at_ns
-            select.select([self.fabric.event_fd], [], [])
+    @property
+    def addresses(self) -> list[str]:
+        """As words, one for each of TRANSPORTS."""
+        return [fabric.address.hex() for fabric in self.fabrics.values()]
 
-    def drain(self) -> list[Event]:
-        return self.fabric.drain_events()
+
+def wait_reached(fabric: NativeFabric) -> int:
+    while True:
+        for event in fabric.drain_events():
+            if isinstance(event, Reached):
+                return event.at_ns
+        select.select([fabric.event_fd], [], [])
 
 
 def serve() -> None:
-    """The reader: lines of `arm IMM EXPECTED` (answered, then answered again when reached) or `socket` on stdin."""
+    """The reader: lines of `TRANSPORT IMM EXPECTED` (answered, and again when reached) or `socket` on stdin."""
     end = Endpoint()
-    writer = end.fabric.add_peer(bytes.fromhex(input()))
+    grants = [
+        fabric.grant(fabric.add_peer(bytes.fromhex(address))).encode().hex()
+        for fabric, address in zip(end.fabrics.values(), input().split(), strict=True)
+    ]
     listener = socket.create_server(("127.0.0.1", 0))
-    print(end.fabric.address.hex(), end.fabric.grant(writer).encode().hex(), listener.getsockname()[1], flush=True)
+    print(listener.getsockname()[1], *end.addresses, *grants, flush=True)
     plain, _ = listener.accept()
     view = memoryview(end.memory)  # type: ignore[arg-type]
     for line in sys.stdin:
-        words = line.split()
-        if words[0] == "arm":
-            end.fabric.arm(Imm(int(words[1])), int(words[2]))
+        kind, *numbers = line.split()
+        if kind in end.fabrics:
+            fabric = end.fabrics[kind]
+            imm, expected = map(int, numbers)
+            fabric.arm(Imm(imm), expected)
             print("armed", flush=True)
-            reached_ns = end.wait_reached()
-            end.fabric.disarm(Imm(int(words[1])))
+            reached_ns = wait_reached(fabric)
+            fabric.disarm(Imm(imm))
             print(reached_ns, flush=True)
         else:
             print("ready", flush=True)
@@ -79,9 +89,13 @@ class Bench:
         self._reader = subprocess.Popen(
             [sys.executable, str(Path(__file__)), "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        address, descriptor, port = self._ask(self._end.fabric.address.hex()).split()
-        self._peer = self._end.fabric.add_peer(bytes.fromhex(address))
-        self._end.fabric.connect(self._peer, Descriptor.decode(bytes.fromhex(descriptor)))
+        port, *words = self._ask(" ".join(self._end.addresses)).split()
+        addresses, grants = words[: len(TRANSPORTS)], words[len(TRANSPORTS) :]
+        self._peers: dict[Transport, PeerId] = {}
+        for transport, address, descriptor in zip(TRANSPORTS, addresses, grants, strict=True):
+            fabric = self._end.fabrics[transport]
+            self._peers[transport] = fabric.add_peer(bytes.fromhex(address))
+            fabric.connect(self._peers[transport], Descriptor.decode(bytes.fromhex(descriptor)))
         self._plain = socket.create_connection(("127.0.0.1", int(port)))
         self._imm = 0
         self._copy = np.zeros(MEMORY_BYTES, dtype=np.uint8)
@@ -96,23 +110,24 @@ class Bench:
         assert self._reader.stdout is not None
         return self._reader.stdout.readline().strip()
 
-    def fabric(self, page_bytes: int) -> float:
+    def fabric(self, transport: Transport, page_bytes: int) -> float:
         """GB/s."""
+        fabric = self._end.fabrics[transport]
         num_pages = MEMORY_BYTES // page_bytes
         places = np.array(random.Random(7).sample(range(num_pages), num_pages), dtype=np.int64)
         pages = Pages(offset=0, layer_stride=0, page_stride=page_bytes, indices=places)
         self._imm += 1
-        self._ask(f"arm {self._imm} {num_pages}")
+        self._ask(f"{transport} {self._imm} {num_pages}")
         positions = np.arange(num_pages, dtype=np.int64)
         writes = PageWrites(src=pages, dst=pages, positions=positions, layer_begin=0, layer_end=1, length=page_bytes)
         begin_ns = time.monotonic_ns()
-        transfer = self._end.fabric.open_transfer(
-            self._peer, Imm(self._imm), num_pages=num_pages if self._digests else 0
+        transfer = fabric.open_transfer(
+            self._peers[transport], Imm(self._imm), num_pages=num_pages if self._digests else 0
         )
-        self._end.fabric.submit_pages(transfer, writes)
-        self._end.fabric.submit_last(transfer)
+        fabric.submit_pages(transfer, writes)
+        fabric.submit_last(transfer)
         seconds = (int(self._read()) - begin_ns) / 1e9
-        self._end.drain()
+        fabric.drain_events()
         return num_pages * page_bytes / seconds / 1e9
 
     def plain_socket(self, page_bytes: int) -> float:
@@ -139,7 +154,8 @@ class Bench:
         self._reader.kill()
         self._reader.wait()
         self._plain.close()
-        self._end.fabric.close()
+        for fabric in self._end.fabrics.values():
+            fabric.close()
 
 
 def cell(figures: list[float]) -> str:
@@ -157,7 +173,11 @@ def main() -> None:
         serve()
         return
     bench = Bench(digests=arguments.digests)
-    kinds = {"fabric (tcp;ofi_rxm)": bench.fabric, "one TCP socket": bench.plain_socket, "copy": bench.plain_copy}
+    kinds: dict[str, Callable[[int], float]] = {
+        **{f"fabric ({transport})": partial(bench.fabric, transport) for transport in TRANSPORTS},
+        "one TCP socket": bench.plain_socket,
+        "copy": bench.plain_copy,
+    }
     figures: dict[tuple[str, int], list[float]] = {}
     for run in range(arguments.runs + 1):
         for kib in arguments.pages:

@@ -10,7 +10,8 @@ the runs, with lowest and highest. Beside it the quiet p99 (no long prompt in fl
 streams on a decoder alone, and a plain spin loop on the other core instead of long prompts. Clock: at the client,
 where the bytes of a token arrive. Steal time is printed.
 
-    python benchmarks/interference.py [--runs 5] [--chunks 64 256 512] [--max-stalls 100] [--json FILE] [--picture FILE]
+    python benchmarks/interference.py [--runs 5] [--chunks 64 256 512] [--max-stalls 100] [--transport mapped]
+        [--json FILE] [--picture FILE]
 """
 
 import argparse
@@ -26,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from _client import Stream, random_prompt, require
-from _deployment import Deployment, InstanceSpec, percentile, steal_share
-from _endpoint import positive
+from _deployment import Deployment, InstanceSpec, percentile, split, steal_share
+from _endpoint import add_transport, positive
 from _schedules import Schedule, draw
 
 from headrace.cli.machine import describe_machine
@@ -58,15 +59,11 @@ class Run:
     long_spans: list[tuple[float, float]]
 
 
-def arms(chunks: Sequence[int], max_stalls: Sequence[int]) -> list[Arm]:
-    split = (
-        InstanceSpec("prefiller", cores="1", options=("--chunk-tokens", "512")),
-        InstanceSpec("decoder", cores="0"),
-    )
+def arms(chunks: Sequence[int], max_stalls: Sequence[int], transport: str) -> list[Arm]:
     made = [colocated(f"chunk {chunk}", "--chunk-tokens", str(chunk)) for chunk in chunks]
     made += [colocated(f"stall of {ms} ms at most", "--max-stall-ms", str(ms)) for ms in max_stalls]
     made.append(Arm("two colocated, a core each", (InstanceSpec("colocated", "0"), InstanceSpec("colocated", "1"))))
-    made.append(Arm(SPLIT, split))
+    made.append(Arm(SPLIT, split(transport, "--chunk-tokens", "512")))
     made.append(Arm("control: decoder + spin loop", (InstanceSpec("colocated", cores="0"),), spins=True))
     return made
 
@@ -138,14 +135,15 @@ def main() -> None:
     parser.add_argument("--runs", type=positive, default=5)
     parser.add_argument("--chunks", type=positive, nargs="+", default=[64, 256, 512])
     parser.add_argument("--max-stalls", type=positive, nargs="*", default=[100], help="ms, of colocated instances")
+    add_transport(parser)
     parser.add_argument("--json", type=Path, help="keep every run, with the time of each token")
     parser.add_argument("--picture", type=Path, help="draw the last run of the largest chunk and of split, as SVG")
     arguments = parser.parse_args()
-    print(describe_machine())
+    print(f"{describe_machine()}; split over {arguments.transport}")
     stolen, everything = steal_share()
     runs: dict[str, list[Run]] = {}
     for number in range(arguments.runs):
-        for arm in arms(arguments.chunks, arguments.max_stalls):
+        for arm in arms(arguments.chunks, arguments.max_stalls, arguments.transport):
             with Deployment(arm.instances) as deployment:
                 asyncio.run(warm(deployment))
                 runs.setdefault(arm.name, []).append(asyncio.run(play(deployment, arm, 1000 * number)))

@@ -5,7 +5,7 @@ the counter and then holds the GIL for 200 ms (`usleep` through a PyDLL). Clock:
 raise to the arrival of the layer's last byte, as the reader's owner thread saw it. Beside it the same bytes posted by a
 Python thread that the model thread wakes, which is how a messenger in Python would do it.
 
-    python benchmarks/layer_delay.py [--runs 15]
+    python benchmarks/layer_delay.py [--runs 15] [--transport mapped]
 """
 
 import argparse
@@ -17,9 +17,10 @@ import time
 from contextlib import ExitStack
 
 import numpy as np
-from _endpoint import endpoint, positive
+from _endpoint import add_transport, endpoint, positive
 
 from headrace.fabric.interface import LAYERS_PER_STEP, Imm, Pages, PageWrites, PeerId, Reached
+from headrace.fabric.native import Transport
 
 NUM_PAGES, PAGE_BYTES = 16, 12 << 10
 GIL_HELD_S = 0.2
@@ -31,8 +32,8 @@ hold_the_gil = ctypes.PyDLL(None).usleep
 
 
 class Bench:
-    def __init__(self, stack: ExitStack) -> None:
-        self._writer, self._reader = endpoint(stack), endpoint(stack)
+    def __init__(self, stack: ExitStack, transport: Transport) -> None:
+        self._writer, self._reader = endpoint(stack, transport), endpoint(stack, transport)
         descriptor = self._reader.grant(self._reader.add_peer(self._writer.address))
         self._peer: PeerId = self._writer.add_peer(self._reader.address)
         self._writer.connect(self._peer, descriptor)
@@ -94,13 +95,14 @@ def cell(figures: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=positive, help="how many figures a cell is of", default=15)
+    add_transport(parser)
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        bench = Bench(stack)
+        bench = Bench(stack, arguments.transport)
         bench.by_counter(), bench.by_thread()  # connections, memory
         pairs = [(bench.by_counter(), bench.by_thread()) for _ in range(arguments.runs)]
     counter, thread = ([pair[i] for pair in pairs] for i in (0, 1))
-    print("| ms until a layer's bytes are there, GIL held for 200 ms: median (lowest-highest) | |")
+    print(f"| ms until a layer's bytes are there ({arguments.transport}), GIL held for 200 ms: median (range) | |")
     print("|---|---|")
     print(f"| layer counter, native owner | {cell(counter)} |")
     print(f"| Python thread | {cell(thread)} |")

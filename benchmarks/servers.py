@@ -10,7 +10,7 @@ others must be running: `--server NAME=PORT,MODEL`, once for each. How they are 
 Medians, lowest and highest of the runs, and the ratio of medians to each other server. Clock: at the client, where the
 bytes of a token arrive.
 
-    python benchmarks/servers.py [--runs 5] [--core 1] [--split] [--server vllm=8101,smol ..]
+    python benchmarks/servers.py [--runs 5] [--core 1] [--split [--transport mapped]] [--server vllm=8101,smol ..]
 """
 
 import argparse
@@ -20,8 +20,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 
 from _client import Endpoint, Stream, random_prompt, require
-from _deployment import Deployment, InstanceSpec, steal_share
-from _endpoint import positive
+from _deployment import Deployment, InstanceSpec, split, steal_share
+from _endpoint import add_transport, positive
 
 from headrace.cli.machine import describe_machine
 
@@ -98,14 +98,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--core", default="1", help="that each instance runs on")
     parser.add_argument("--split", action="store_true", help="headrace with a prefiller on core 0 too")
+    add_transport(parser)
     parser.add_argument("--server", type=named, action="append", default=[])
     arguments = parser.parse_args()
-    print(describe_machine())
+    print(describe_machine() + (f"; split over {arguments.transport}" if arguments.split else ""))
     begin = steal_share()
     with ExitStack() as stack:
         servers = {"headrace": _ours(stack, [InstanceSpec("colocated", arguments.core)])}
         if arguments.split:
-            both = [InstanceSpec("prefiller", "0"), InstanceSpec("decoder", arguments.core)]
+            both = split(arguments.transport, cores=("0", arguments.core))
             servers["headrace, split"] = _ours(stack, both)
         servers.update(arguments.server)
         found = asyncio.run(ask(servers, arguments.runs, arguments.seed))

@@ -5,7 +5,7 @@ and a decoder on the other. The difference is what the split adds: lease, ticket
 first decode step, which colocated does not need since it samples from the prefill's last row. Arms take turns; random
 prompts, so no prefix is cached. Clock: at the client, from the request's first byte to the first token's bytes.
 
-    python benchmarks/split_ttft.py [--runs 5] [--requests 20] [--lengths 128 1000]
+    python benchmarks/split_ttft.py [--runs 5] [--requests 20] [--lengths 128 1000] [--transport mapped]
 """
 
 import argparse
@@ -15,18 +15,17 @@ import statistics
 from collections.abc import Sequence
 
 from _client import random_prompt, require
-from _deployment import Deployment, InstanceSpec, percentile
-from _endpoint import positive
+from _deployment import Deployment, InstanceSpec, percentile, split
+from _endpoint import add_transport, positive
 
 from headrace.cli.machine import describe_machine
 
-ARMS = {
-    "colocated": (InstanceSpec("colocated", cores="1", options=("--chunk-tokens", "512")),),
-    "split": (
-        InstanceSpec("prefiller", cores="1", options=("--chunk-tokens", "512")),
-        InstanceSpec("decoder", cores="0"),
-    ),
-}
+
+def arms(transport: str) -> dict[str, Sequence[InstanceSpec]]:
+    return {
+        "colocated": (InstanceSpec("colocated", cores="1", options=("--chunk-tokens", "512")),),
+        "split": split(transport, "--chunk-tokens", "512"),
+    }
 
 
 async def ask(running: Deployment, lengths: Sequence[int], num_requests: int, seed: int) -> dict[int, list[float]]:
@@ -53,18 +52,19 @@ def main() -> None:
     parser.add_argument("--runs", type=positive, default=5)
     parser.add_argument("--requests", type=positive, default=20)
     parser.add_argument("--lengths", type=positive, nargs="+", default=[128, 1000])
+    add_transport(parser)
     arguments = parser.parse_args()
-    print(describe_machine())
+    print(f"{describe_machine()}; split over {arguments.transport}")
     medians: dict[tuple[str, int], list[float]] = {}
     for number in range(arguments.runs):
-        for name, instances in ARMS.items():
+        for name, instances in arms(arguments.transport).items():
             with Deployment(instances, log_level="debug", gateway_cores="0") as running:
                 told = asyncio.run(ask(running, arguments.lengths, arguments.requests, number + 1))
                 for length, values in told.items():
                     medians.setdefault((name, length), []).append(percentile(values, 0.5))
                 print(f"{name}: {waterfall(running.log())} (ms, all lengths)", flush=True)
     for length in arguments.lengths:
-        for name in ARMS:
+        for name in arms(arguments.transport):
             values = medians[name, length]
             median = statistics.median(values)
             print(f"{length:5} tokens, {name:9}: TTFT {median:.0f} ms ({min(values):.0f}-{max(values):.0f})")

@@ -5,7 +5,7 @@ vector, as a decode step has it. Blocks of it run alternately with no fabric and
 a peer connected, a counter armed, a step program waiting for its layer. Printed: the ratio of the two times (median of
 the pairs, lowest and highest), and the processor time that the owner took meanwhile.
 
-    python benchmarks/waiting_owner.py [--pairs 15] [--block-s 0.5]
+    python benchmarks/waiting_owner.py [--pairs 15] [--block-s 0.5] [--transport mapped]
 """
 
 import argparse
@@ -16,15 +16,15 @@ from contextlib import ExitStack
 
 import numpy as np
 import torch
-from _endpoint import endpoint, positive
+from _endpoint import add_transport, endpoint, positive
 
 from headrace.fabric.interface import Imm, Pages, PageWrites
-from headrace.fabric.native import NativeFabric
+from headrace.fabric.native import NativeFabric, Transport
 
 
-def wait_for_everything(stack: ExitStack) -> NativeFabric:
+def wait_for_everything(stack: ExitStack, transport: Transport) -> NativeFabric:
     """A writer with a program that waits for the layer counter, a reader with an armed counter."""
-    writer, reader = endpoint(stack), endpoint(stack)
+    writer, reader = endpoint(stack, transport), endpoint(stack, transport)
     descriptor = reader.grant(reader.add_peer(writer.address))
     peer = writer.add_peer(reader.address)
     writer.connect(peer, descriptor)
@@ -49,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=positive, help="how many ratios the median is of", default=15)
     parser.add_argument("--block-s", type=float, default=0.5)
+    add_transport(parser)
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
@@ -58,13 +59,14 @@ def main() -> None:
     for _ in range(arguments.pairs):
         alone = products_in(arguments.block_s, weights, vector)
         with ExitStack() as stack:
-            writer = wait_for_everything(stack)
+            writer = wait_for_everything(stack, arguments.transport)
             time.sleep(0.1)
             before, begin = writer.owner_cpu_ns(), time.monotonic_ns()
             beside = products_in(arguments.block_s, weights, vector)
             owner_share.append((writer.owner_cpu_ns() - before) / (time.monotonic_ns() - begin))
         ratios.append(beside / alone)
-    print(f"time per product beside a waiting owner / alone: {statistics.median(ratios):.3f}", end=" ")
+    print(f"time per product beside a waiting owner ({arguments.transport}) / alone:", end=" ")
+    print(f"{statistics.median(ratios):.3f}", end=" ")
     print(f"({min(ratios):.3f}-{max(ratios):.3f}, {len(ratios)} pairs)")
     print(f"the owner's share of the core meanwhile: {statistics.median(owner_share):.4%} (max {max(owner_share):.4%})")
 

@@ -6,7 +6,16 @@ import pytest
 import torch
 from tiny_checkpoint import Reference, write_checkpoint
 
+from headrace.roles.options import Transport
+
 torch.set_num_threads(1)  # the tests run on two cores, beside each other
+
+
+@pytest.fixture(params=["mapped", "tcp"])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    """What is sent from one instance to another goes over each."""
+    transport: Transport = request.param
+    return transport
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Runs one role as a process of its own: `role_process.py ROLE ENDPOINT MODEL_DIR SECONDS_PER_LAYER [LOADING_S]`."""
+"""Runs one role as a process of its own: `role_process.py ROLE ENDPOINT MODEL_DIR TRANSPORT LAYER_S LOADING_S`."""
 
 import sys
 import time
@@ -41,13 +41,15 @@ class SlowModel:
         return self._model.forward(batch, views, after)
 
 
-def main(role: Any, endpoint: str, directory: str, layer_s: str, loading_s: str = "0") -> None:
+def main(role: Any, endpoint: str, directory: str, transport: Any, *seconds: str) -> None:
+    layer_s, loading_s = map(float, seconds)
+
     @contextmanager
     def open_slow(path: Path, **how: Any) -> Iterator[Model]:
         print("loading", flush=True)
-        time.sleep(float(loading_s))
+        time.sleep(loading_s)
         with open_model(path, **how) as model:
-            yield SlowModel(model, float(layer_s))
+            yield SlowModel(model, layer_s)
 
     instance_module.open_model = open_slow
     kv = kv_layout(Path(directory), page_size=PAGE, dtype="fp32")
@@ -61,6 +63,7 @@ def main(role: Any, endpoint: str, directory: str, layer_s: str, loading_s: str 
         page_size=PAGE,
         chunk_tokens=CHUNK,
         kv_memory_bytes=NUM_PAGES * kv.num_layers * kv.page_bytes,
+        transports=(transport,),
     )
     (run_prefiller if role == "prefiller" else run_decoder)(options)
 

@@ -23,8 +23,9 @@ from headrace.protocol.control import Status
 from headrace.roles import links
 from headrace.roles.decoder import Decoder
 from headrace.roles.instance import Instance, open_instance
-from headrace.roles.options import InstanceOptions
+from headrace.roles.options import InstanceOptions, Transport
 from headrace.roles.prefiller import Prefiller
+from headrace.roles.reached import transport_of
 
 PAGE, CHUNK, NUM_PAGES = 4, 16, 128
 
@@ -134,9 +135,12 @@ class Running:
 
 
 class World:
-    def __init__(self, checkpoint: Path, directory: Path, reference: Reference) -> None:
+    def __init__(
+        self, checkpoint: Path, directory: Path, reference: Reference, transport: Transport = "mapped"
+    ) -> None:
         self.reference = reference
         self.checkpoint = checkpoint
+        self.transport = transport
         self._directory = directory
         self.exits = AsyncExitStack()
         self.patch = pytest.MonkeyPatch()
@@ -185,6 +189,8 @@ class World:
         await until(
             lambda: all(remote._messenger.is_ready(remote._peers[one.uuid]) for one in prefillers), "they are ready"
         )
+        reached = {transport_of(remote._fabric.transport(peer)) for peer in remote._peers.values()}
+        assert reached == {self.transport}
 
     async def prefiller(self, **options: Any) -> Running:
         return await self._open("prefiller", Prefiller, **options)
@@ -202,7 +208,13 @@ class World:
         **changes: Any,
     ) -> Running:
         gateways = gateways or (self.gateway,)
-        fields = {"page_size": PAGE, "chunk_tokens": CHUNK, "dtype": "fp32", **changes}
+        fields = {
+            "page_size": PAGE,
+            "chunk_tokens": CHUNK,
+            "dtype": "fp32",
+            "transports": (self.transport,),
+            **changes,
+        }
         kv = kv_layout(self.checkpoint, page_size=fields["page_size"], dtype=fields["dtype"])
         options = InstanceOptions(
             role=role,
@@ -226,11 +238,24 @@ def in_world(test: Callable[[World], Awaitable[None]]) -> Callable[[Path, Path, 
     """The test runs on a loop of its own."""
 
     def run(checkpoint: Path, tmp_path: Path, reference: Reference) -> None:
-        async def play() -> None:
-            async with asyncio.timeout(100), World(checkpoint, tmp_path, reference) as world:
-                await test(world)
-
-        asyncio.run(play())
+        asyncio.run(_play(test, World(checkpoint, tmp_path, reference)))
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run
+
+
+def over_each_transport(
+    test: Callable[[World], Awaitable[None]],
+) -> Callable[[Path, Path, Reference, Transport], None]:
+    """The same for one in which KV travels."""
+
+    def run(checkpoint: Path, tmp_path: Path, reference: Reference, transport: Transport) -> None:
+        asyncio.run(_play(test, World(checkpoint, tmp_path, reference, transport)))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def _play(test: Callable[[World], Awaitable[None]], opening: World) -> None:
+    async with asyncio.timeout(100), opening as world:
+        await test(world)

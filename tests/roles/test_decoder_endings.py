@@ -1,15 +1,17 @@
 """How a request ends at a decoder before its text does: one last word each, and nothing is held after it."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
-from role_world import NUM_PAGES, Running, World, in_world
+from role_world import NUM_PAGES, Running, World, in_world, over_each_transport
 from scripted_gateway import Asked, until
-from tiny_checkpoint import VOCABULARY, prompt
+from tiny_checkpoint import VOCABULARY, Reference, prompt
 
 from headrace.protocol.control import Abort, Finished, NoRoom, PrefillFrom, Rejected, Reserve, Tokens
 from headrace.roles import decoder as decoder_module
 from headrace.roles import links as links_module
+from headrace.roles.options import Transport
 
 STATES = ("fetching", "prefilling", "decoding", "parked", "waiting")
 
@@ -54,10 +56,14 @@ def no_lease_at(prefiller: Running) -> PrefillFrom:
     return PrefillFrom(prefiller=prefiller.uuid, lease="none")
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    ("state", "transport"), [("fetching", "mapped"), ("fetching", "tcp"), *((state, "tcp") for state in STATES[1:])]
+)
 @pytest.mark.parametrize("end", ["abort", "deadline", "gateway"])
-def test_a_request_ends_in_every_state(state: str, end: str, checkpoint, tmp_path, reference) -> None:  # noqa: ANN001
-    @in_world
+def test_a_request_ends_in_every_state(
+    state: str, end: str, *, transport: Transport, checkpoint: Path, tmp_path: Path, reference: Reference
+) -> None:
+    @over_each_transport
     async def play(world: World) -> None:
         asked, decoder = await in_state(state, world)
         role = decoder.role
@@ -85,7 +91,7 @@ def test_a_request_ends_in_every_state(state: str, end: str, checkpoint, tmp_pat
         assert await again.text() == world.reference.text(prompt(5), 3)
         assert len(asked.of(Finished)) == 1
 
-    play(checkpoint, tmp_path, reference)
+    play(checkpoint, tmp_path, reference, transport)
 
 
 @in_world
@@ -141,7 +147,7 @@ async def test_an_id_that_another_gateway_uses_is_rejected_and_a_repeated_genera
     assert await world.gateway.accepted(asked) is False
 
 
-@in_world
+@over_each_transport
 async def test_an_id_comes_again_at_once_after_the_abort_of_its_ticket(world: World) -> None:
     """In one batch of messages: the ticket of the first is not over for the engine when the second comes."""
     prefiller = await world.prefiller()
@@ -203,7 +209,7 @@ async def test_two_gateways_are_served_and_the_loss_of_one_leaves_the_other_alon
     assert await asked[0].text() == world.reference.text(prompt(9), 12)
 
 
-@in_world
+@over_each_transport
 async def test_messages_that_make_no_sense_change_nothing(world: World) -> None:
     decoder = await world.decoder()
     gateway = world.gateway
@@ -221,7 +227,7 @@ async def test_messages_that_make_no_sense_change_nothing(world: World) -> None:
     assert decoder.role._links.num_strange_messages == 2
 
 
-@in_world
+@over_each_transport
 async def test_a_decoder_that_leaves_says_goodbye_in_the_middle_of_a_step(world: World) -> None:
     prefiller = await world.prefiller()
     decoder = await world.decoder(prefiller)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from role_world import CHUNK, NUM_PAGES, PAGE, Running, World, in_world
+from role_world import CHUNK, NUM_PAGES, PAGE, Running, World, in_world, over_each_transport
 from scripted_gateway import Asked, until
 from tiny_checkpoint import prompt
 
@@ -21,7 +21,7 @@ async def remotely(world: World, prefiller: Running, decoder: Running, token_ids
     return await world.gateway.generate_remotely(decoder.uuid, prefiller.uuid, token_ids, NUM_TOKENS)
 
 
-@in_world
+@over_each_transport
 async def test_split_text_is_the_models_for_prompts_around_pages_and_chunks(world: World) -> None:
     prefiller = await world.prefiller()
     decoder = await world.decoder(prefiller)
@@ -54,7 +54,7 @@ def test_text_prefilled_where_it_is_decoded_is_the_models(role: str, checkpoint,
     play(checkpoint, tmp_path, reference)
 
 
-@in_world
+@over_each_transport
 async def test_a_prompt_that_is_all_cached_here_opens_no_ticket(world: World) -> None:
     prefiller = await world.prefiller()
     decoder = await world.decoder(prefiller)
@@ -71,7 +71,7 @@ async def test_a_prompt_that_is_all_cached_here_opens_no_ticket(world: World) ->
     assert decoder.counter("prefill_tokens_total") == 0
 
 
-@in_world
+@over_each_transport
 async def test_a_hit_at_the_prefiller_counts_as_cached_and_a_longer_prompt_fetches_only_its_rest(world: World) -> None:
     prefiller = await world.prefiller()
     decoder, other = await world.decoder(prefiller), await world.decoder(prefiller)
@@ -90,7 +90,7 @@ async def test_a_hit_at_the_prefiller_counts_as_cached_and_a_longer_prompt_fetch
     assert prefiller.counter("fabric_bytes_posted_total") - sent < 3 * page_bytes
 
 
-@in_world
+@over_each_transport
 async def test_sampled_text_is_the_same_split_colocated_and_resumed(world: World) -> None:
     prefiller = await world.prefiller()
     decoder, colocated = await world.decoder(prefiller), await world.colocated()
@@ -109,7 +109,7 @@ async def test_sampled_text_is_the_same_split_colocated_and_resumed(world: World
             assert await there.text() == expected[5:]
 
 
-@in_world
+@over_each_transport
 async def test_many_at_once_write_what_each_writes_alone(world: World) -> None:
     prefiller = await world.prefiller()
     decoder = await world.decoder(prefiller)
@@ -135,7 +135,7 @@ async def test_a_stop_token_ends_the_text_is_counted_and_is_not_part_of_it(world
     assert asked.token_ids == text[:place]
 
 
-@in_world
+@over_each_transport
 async def test_in_bf16_what_was_fetched_is_bit_for_bit_what_is_computed_here(world: World) -> None:
     """With the same chunks, one prompt at a time: the same rows in the same steps."""
     prefiller = await world.prefiller(dtype="bf16")
@@ -159,7 +159,7 @@ def cached_bytes(running: Running, token_ids: Sequence[int]) -> np.ndarray:
     return np.array([instance.memory.bytes[place : place + layout.kv.page_bytes] for place in places])
 
 
-@in_world
+@over_each_transport
 async def test_the_waterfall_of_a_fetched_prompt_and_of_one_computed_here(world: World) -> None:
     prefiller = await world.prefiller()
     decoder = await world.decoder(prefiller)

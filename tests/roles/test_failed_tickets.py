@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from role_world import CHUNK, Running, World, in_world
+from role_world import CHUNK, Running, World, in_world, over_each_transport
 from scripted_gateway import Asked, until
 from tiny_checkpoint import prompt
 
@@ -33,7 +33,7 @@ def patient(world: World) -> None:
     world.patch.setattr(decoder_module, "NEED_PREFILL_PATIENCE_S", 60)
 
 
-@in_world
+@over_each_transport
 async def test_another_prefiller_takes_the_request_over(world: World) -> None:
     patient(world)
     first, second = await world.prefiller(), await world.prefiller()
@@ -89,7 +89,7 @@ async def test_an_answer_that_comes_too_late_gives_its_lease_back(world: World) 
     assert await asked.text() == world.reference.text(prompt(20), NUM_TOKENS)
 
 
-@in_world
+@over_each_transport
 async def test_after_three_tickets_it_is_prefilled_here_unasked(world: World) -> None:
     patient(world)
     prefiller = await world.prefiller()
@@ -124,7 +124,7 @@ async def test_each_question_has_its_own_patience(world: World) -> None:
     assert served.deadline_timer.cancelled()
 
 
-@in_world
+@over_each_transport
 async def test_a_prompt_that_no_prefiller_of_this_kind_holds_is_prefilled_here_at_once(world: World) -> None:
     patient(world)
     small = await world.prefiller(num_pages=4, chunk_tokens=64)
@@ -136,7 +136,7 @@ async def test_a_prompt_that_no_prefiller_of_this_kind_holds_is_prefilled_here_a
     assert small.counter("tickets_refused_too_long_total") == 1
 
 
-@in_world
+@over_each_transport
 async def test_a_prefiller_that_drops_out_of_the_list_is_given_up_and_taken_back_when_it_wakes(world: World) -> None:
     prefiller = await world.prefiller()
     decoder = await world.decoder(prefiller)
@@ -145,7 +145,7 @@ async def test_a_prefiller_that_drops_out_of_the_list_is_given_up_and_taken_back
     await until(lambda: prefiller.model.num_waiting == 1, "it sends")
     world.gateway.name_prefillers(decoder.uuid)
     assert (await world.gateway.parked(asked)).reason.startswith("peer_lost")
-    assert decoder.gauge("pages_quarantined") == 0  # revoked: nothing lands any more
+    await until(lambda: decoder.gauge("pages_quarantined") == 0, "its access has ended: nothing lands any more")
     asked.use(None)
     assert await asked.text() == world.reference.text(prompt(20), NUM_TOKENS)
     prefiller.model.open()
@@ -180,7 +180,7 @@ async def test_one_gateways_word_gives_no_prefiller_up_that_another_one_names(wo
     assert await asked.text() == world.reference.text(prompt(20), NUM_TOKENS)
 
 
-@in_world
+@over_each_transport
 async def test_pages_that_come_back_from_quarantine_wake_a_request_that_waits_for_them(world: World) -> None:
     """Nothing else happens then: no answer, no message, no step."""
     patient(world)
@@ -224,7 +224,7 @@ async def test_a_prefiller_that_cannot_be_greeted_now_is_greeted_with_the_next_r
     await world.met(decoder, prefiller)
 
 
-@in_world
+@over_each_transport
 async def test_a_step_that_fails_at_the_prefiller_fails_its_tickets_and_the_next_one_is_computed(world: World) -> None:
     prefiller = await world.prefiller()
     decoder = await world.decoder(prefiller)
@@ -239,7 +239,7 @@ async def test_a_step_that_fails_at_the_prefiller_fails_its_tickets_and_the_next
     assert decoder.counter("tickets_ready_total") == 1
 
 
-@in_world
+@over_each_transport
 async def test_a_prefiller_that_leaves_fails_what_it_has_not_computed(world: World) -> None:
     """The one in the running step, and the one behind it; nobody waits for a time-out, on whichever host."""
     patient(world)

@@ -1,8 +1,7 @@
 """What every process with a model has, and how it describes itself."""
 
 import asyncio
-import socket
-import struct
+from pathlib import Path
 
 import pytest
 from role_world import CHUNK, NUM_PAGES, PAGE, World, in_world
@@ -11,8 +10,9 @@ from tiny_checkpoint import LONGEST, prompt
 
 from headrace.engine.step import StepRow
 from headrace.model.batch import Row
-from headrace.protocol.control import decode_from_instance, encode_control
-from headrace.roles.instance import readable_address
+from headrace.protocol.control import Role, decode_from_instance, encode_control
+from headrace.roles.instance import described_fabric
+from headrace.roles.options import InstanceOptions, Transport
 
 
 def rows() -> list[StepRow]:
@@ -56,12 +56,22 @@ async def test_it_announces_what_it_is_and_what_it_holds(world: World) -> None:
     assert (second.max_model_len, second.pool_tokens, second.max_running) == (20 * PAGE, 20 * PAGE, 5)
     assert world.gateway.announced[colocated.uuid].fabric_address == b""
     assert first.max_model_len > CHUNK
-    address = readable_address(world.gateway.announced[prefiller.uuid].fabric_address)
-    assert address.startswith("127.0.0.1:") and int(address.rpartition(":")[2]) > 0
+    assert world.gateway.announced[prefiller.uuid].fabric_address == prefiller.role._fabric.address
 
 
-def test_an_address_is_shown_as_people_write_it_where_it_is_one() -> None:
-    internet = struct.pack("=H", socket.AF_INET) + struct.pack("!H", 7000) + bytes((10, 0, 0, 1)) + bytes(8)
-    assert readable_address(internet) == "10.0.0.1:7000"
-    assert readable_address(b"\x0a\x00\x01\x02\x03\x04\x05\x06") == "0a00010203040506"
-    assert readable_address(b"") == ""
+@pytest.mark.parametrize(
+    ("role", "transports", "hosts", "told"),
+    [
+        ("prefiller", ("mapped", "tcp"), ("127.0.0.1",), "mapped, tcp at 127.0.0.1"),
+        ("decoder", ("efa", "tcp"), ("10.0.0.1", "10.0.1.1"), "efa, tcp at 10.0.0.1, 10.0.1.1"),
+        ("decoder", ("mapped",), ("127.0.0.1",), "mapped"),
+        ("colocated", ("mapped", "tcp"), ("127.0.0.1",), "no fabric"),
+    ],
+)
+def test_it_says_how_it_is_reached(
+    role: Role, transports: tuple[Transport, ...], hosts: tuple[str, ...], told: str
+) -> None:
+    options = InstanceOptions(
+        role=role, name="x", gateways=(), model_dir=Path(), model="x", transports=transports, fabric_hosts=hosts
+    )
+    assert described_fabric(options) == told

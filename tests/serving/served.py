@@ -131,7 +131,7 @@ class Served:
     def client(self, timeout_s: float = 120.0) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=timeout_s)
 
-    def async_client(self, timeout_s: float = 300.0) -> openai.AsyncOpenAI:
+    def async_client(self, timeout_s: float = 600.0) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=timeout_s)
 
     def complete(self, token_ids: Sequence[int], max_tokens: int, **fields: Any) -> Completion:

@@ -1,7 +1,6 @@
 """A prefiller that dies or hangs while it sends: the stream goes on, with the right tokens, and the pair heals.
 
-The real model in fp32. The right tokens are those that a colocated deployment writes; `test_the_same_text` shows that
-they are the model's.
+The real model in fp32. The right tokens are the oracle's.
 """
 
 import os
@@ -12,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from oracle import Oracle
 from served import Completion, Served
 
 pytestmark = [pytest.mark.serving, pytest.mark.timeout(300)]
 
-LONG, NUM_TOKENS = 1500, 24
+LONG, SHORT, NUM_TOKENS = 1500, 400, 24
 OPTIONS = ("--chunk-tokens", "128", "--kv-memory", "256MiB", "--dtype", "fp32")
 
 
@@ -26,16 +26,9 @@ def prompts(licence_ids: list[int]) -> list[list[int]]:
 
 
 @pytest.fixture
-def served(smollm2: Path) -> Iterator[Served]:
-    with Served(smollm2, *OPTIONS, log_level="debug") as running:
+def served(smollm2: Path, transport: str) -> Iterator[Served]:
+    with Served(smollm2, *OPTIONS, "--require-provider", transport, log_level="debug") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def right(smollm2: Path, prompts: list[list[int]]) -> list[tuple[int, ...]]:
-    """What a deployment writes in which nothing is sent anywhere."""
-    with Served(smollm2, *OPTIONS, "--colocated") as alone:
-        return [alone.complete(prompt, NUM_TOKENS).token_ids for prompt in prompts]
 
 
 class Asking(threading.Thread):
@@ -68,40 +61,48 @@ def wait_until_it_sends(served: Served) -> None:
     served.wait_until(is_sending, "it sends", within_s=20)
 
 
+def wrong(oracle: Oracle, prompts: Sequence[Sequence[int]], texts: Sequence[Completion]) -> list[int]:
+    """Places of the prompts whose texts are not the model's. All have wide margins."""
+    outputs = [text.token_ids for text in texts]
+    assert {len(output) for output in outputs} == {NUM_TOKENS}
+    return [place for place, judged in enumerate(oracle.judge_all(prompts, outputs)) if not judged.is_right]
+
+
 def test_a_prefiller_killed_while_it_sends_costs_nothing_but_time(
-    served: Served, prompts: list[list[int]], right: list[tuple[int, ...]]
+    served: Served, prompts: list[list[int]], oracle: Oracle
 ) -> None:
+    prompts = [prompts[0], prompts[1][:SHORT], prompts[2][:SHORT]]
     prefiller = served.pids()["prefiller-0"]
     asking = Asking(served, prompts[0])
     wait_until_it_sends(served)
     os.kill(prefiller, signal.SIGKILL)
-    assert asking.result().token_ids == right[0]
+    texts = [asking.result()]
     assert served.gauges()["decoder-0", "prefill_tokens_total"] >= LONG - 1, "the decoder prefilled by itself"
-    assert served.complete(prompts[1], NUM_TOKENS).token_ids == right[1], "with or without the new prefiller"
+    texts.append(served.complete(prompts[1], NUM_TOKENS))  # with or without the new prefiller
     served.wait_until(lambda: served.pids().get("prefiller-0", prefiller) != prefiller, "it is started anew", 20)
     served.wait_until(lambda: ("prefiller-0", "pages") in served.gauges(), "the new one has announced itself", 30)
     served.wait_until(lambda: served.log().count("is ready") >= 3, "the decoder has met it", 20)
     ready = served.gauges()["decoder-0", "tickets_ready_total"]
-    assert served.complete(prompts[2], NUM_TOKENS).token_ids == right[2]
+    texts.append(served.complete(prompts[2], NUM_TOKENS))
     served.wait_until(lambda: served.gauges()["decoder-0", "tickets_ready_total"] == ready + 1, "it was fetched", 5)
     served.wait_idle()
+    assert wrong(oracle, prompts, texts) == []
 
 
 def test_a_prefiller_stopped_while_it_sends_is_given_up_and_taken_back(
-    served: Served, prompts: list[list[int]], right: list[tuple[int, ...]]
+    served: Served, prompts: list[list[int]], oracle: Oracle
 ) -> None:
     prefiller = served.pids()["prefiller-0"]
     asking = Asking(served, prompts[0])
     wait_until_it_sends(served)
     os.kill(prefiller, signal.SIGSTOP)
     try:
-        assert asking.result().token_ids == right[0]
-        assert served.complete(prompts[1], NUM_TOKENS).token_ids == right[1], "while it is stopped"
+        texts = [asking.result(), served.complete(prompts[1], NUM_TOKENS)]  # the second all the while it is stopped
     finally:
         os.kill(prefiller, signal.SIGCONT)
     served.wait_until(lambda: served.log().count("prefiller-0 is here") >= 2, "it is back", 20)
     time.sleep(1.0)  # whatever it still had to write has come by now, into nobody's page
-    assert served.complete(prompts[2], NUM_TOKENS).token_ids == right[2]
-    assert served.complete(prompts[3], NUM_TOKENS).token_ids == right[3]
+    texts += [served.complete(prompt, NUM_TOKENS) for prompt in prompts[2:]]
     served.wait_idle()
     assert served.gauges()["decoder-0", "wrong_bytes_total"] == 0
+    assert wrong(oracle, prompts, texts) == []

@@ -37,8 +37,8 @@ def gemma_tokenizer(directory: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def split(directory: Path) -> Iterator[Served]:
-    with Served(Path(GEMMA3.name), *OPTIONS) as served:
+def split(directory: Path, transport: str) -> Iterator[Served]:
+    with Served(Path(GEMMA3.name), *OPTIONS, "--require-provider", transport) as served:
         yield served
 
 
@@ -82,7 +82,7 @@ def test_greedy_text_equals_transformers_within_the_window_and_beyond(
     prompts = [[bos, *licence_ids[50 * place :]][:length] for place, length in enumerate(LENGTHS)]
     texts = split.complete_all(prompts, NUM_TOKENS, at_once=len(prompts))
     oracle = Oracle(directory)
-    judged = [oracle.judge(prompt, text.token_ids) for prompt, text in zip(prompts, texts, strict=True)]
+    judged = oracle.judge_all(prompts, [text.token_ids for text in texts])
     clear = [place for place, judgement in enumerate(judged) if judgement.is_clear]
     print(f"margins: {[judgement.least_margin for judgement in judged]}")
     assert all(len(text.token_ids) == NUM_TOKENS for text in texts)

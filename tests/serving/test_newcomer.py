@@ -25,6 +25,7 @@ def served(smollm2: Path) -> Iterator[Served]:
 def test_the_printed_curl_line_is_answered(served: Served) -> None:
     _, found, line = served.greeting.partition("  curl ")
     assert found
+    assert "KV goes from 1 prefiller to 1 decoder over mapped." in served.greeting
     words = ["/bin/sh", "-c", f"curl -sS {line}"]
     answer = json.loads(subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert len(answer["choices"][0]["message"]["content"]) > 20
@@ -57,7 +58,8 @@ def test_each_process_tells_what_it_is_and_each_request_where_its_time_went(serv
     for words in (
         "prefiller prefiller-0: model served (bf16",
         "decoder decoder-0: model served (bf16",
-        "tcp;ofi_rxm at 127.0.0.1:",
+        "mapped, tcp at 127.0.0.1",
+        "is ready over mapped",
         "queue",
         "exposed transfer",
         "hand-over",

@@ -6,7 +6,9 @@ is right.
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from oracle import Judgement, Oracle
@@ -16,7 +18,7 @@ from headrace.engine.requests import SamplingParams
 
 pytestmark = [pytest.mark.serving, pytest.mark.timeout(900)]
 
-PAGE, CHUNK, NUM_TOKENS, AT_ONCE = 16, 128, 64, 16
+PAGE, CHUNK, NUM_TOKENS, AT_ONCE = 16, 128, 40, 16
 LENGTHS = (
     *(1, 2, 5, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 1),
     *(50, 77, 100, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1),
@@ -27,8 +29,8 @@ OPTIONS = ("--dtype", "fp32", "--chunk-tokens", str(CHUNK), "--page-size", str(P
 
 
 @pytest.fixture(scope="module")
-def split(smollm2: Path) -> Iterator[Served]:
-    with Served(smollm2, *OPTIONS) as served:
+def split(smollm2: Path, transport: str) -> Iterator[Served]:
+    with Served(smollm2, *OPTIONS, "--require-provider", transport) as served:
         yield served
 
 
@@ -36,11 +38,6 @@ def split(smollm2: Path) -> Iterator[Served]:
 def colocated(smollm2: Path) -> Iterator[Served]:
     with Served(smollm2, *OPTIONS, "--colocated") as served:
         yield served
-
-
-@pytest.fixture(scope="module")
-def oracle(smollm2: Path) -> Oracle:
-    return Oracle(smollm2)
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +49,20 @@ def prompts(licence_ids: list[int]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def texts(split: Served, prompts: list[list[int]]) -> list[Completion]:
-    """Greedy, by the split deployment, sixteen at once as long as there are so many."""
-    return split.complete_all(prompts, NUM_TOKENS, at_once=AT_ONCE)
+def written(split: Served, colocated: Served, prompts: list[list[int]]) -> tuple[list[Completion], list[Completion]]:
+    """Greedy, by the split deployment and by the colocated one, sixteen at once as long as there are so many."""
+    return by_both(split, colocated, prompts)
+
+
+@pytest.fixture(scope="module")
+def texts(written: tuple[list[Completion], list[Completion]]) -> list[Completion]:
+    """By the split deployment."""
+    return written[0]
 
 
 @pytest.fixture(scope="module")
 def judgements(oracle: Oracle, prompts: list[list[int]], texts: list[Completion]) -> list[Judgement]:
-    return [oracle.judge(prompt, text.token_ids) for prompt, text in zip(prompts, texts, strict=True)]
+    return oracle.judge_all(prompts, [text.token_ids for text in texts])
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +90,10 @@ def test_split_really_splits(split: Served, texts: list[Completion], prompts: li
 
 
 def test_colocated_and_split_write_the_same(
-    colocated: Served, prompts: list[list[int]], texts: list[Completion], clear: list[int]
+    written: tuple[list[Completion], list[Completion]], texts: list[Completion], clear: list[int]
 ) -> None:
-    others = colocated.complete_all([prompts[place] for place in clear], NUM_TOKENS, at_once=AT_ONCE)
-    assert differing(dict(zip(clear, others, strict=True)), texts) == []
+    _, others = written
+    assert differing({place: others[place] for place in clear}, texts) == []
 
 
 def test_sampled_text_is_the_same_too(
@@ -103,11 +106,10 @@ def test_sampled_text_is_the_same_too(
         "seed": SAMPLING.seed,
     }
     asked = prompts[4:20:2]
-    here = split.complete_all(asked, NUM_TOKENS, at_once=8, **fields)
-    there = colocated.complete_all(asked, NUM_TOKENS, at_once=8, **fields)
+    here, there = by_both(split, colocated, asked, **fields)
+    judgements = oracle.judge_all(asked, [text.token_ids for text in here], SAMPLING)
     num_clear = 0
-    for prompt, one, other in zip(asked, here, there, strict=True):
-        judgement = oracle.judge(prompt, one.token_ids, SAMPLING)
+    for prompt, one, other, judgement in zip(asked, here, there, judgements, strict=True):
         if judgement.is_clear:
             num_clear += 1
             assert judgement.is_right, f"{len(prompt)} tokens"
@@ -130,11 +132,24 @@ def test_a_prefix_hit_changes_nothing_and_is_told(split: Served, prompts: list[l
 
 
 def test_each_alone_after_a_whole_transfer_without_digests_writes_what_sixteen_at_once_wrote(
-    smollm2: Path, prompts: list[list[int]], texts: list[Completion], clear: list[int]
+    smollm2: Path, transport: str, prompts: list[list[int]], texts: list[Completion], clear: list[int]
 ) -> None:
-    with Served(smollm2, *OPTIONS, "--transfer", "whole", "--no-verify-kv") as served:
+    how = ("--transfer", "whole", "--no-verify-kv", "--require-provider", transport)
+    with Served(smollm2, *OPTIONS, *how) as served:
         others = {place: served.complete(prompts[place], NUM_TOKENS) for place in clear[::4]}
     assert differing(others, texts) == []
+
+
+def by_both(
+    split: Served, colocated: Served, prompts: Sequence[Sequence[int]], **fields: Any
+) -> tuple[list[Completion], list[Completion]]:
+    """At the same time: no text depends on it."""
+    with ThreadPoolExecutor(2) as pool:
+        here, there = (
+            pool.submit(served.complete_all, prompts, NUM_TOKENS, at_once=AT_ONCE, **fields)
+            for served in (split, colocated)
+        )
+        return here.result(), there.result()
 
 
 def differing(others: Mapping[int, Completion], texts: Sequence[Completion]) -> list[int]:

@@ -118,10 +118,7 @@ class Decoder:
             self._exits = exits.pop_all()
 
     async def run(self) -> None:
-        if self._remote is None:
-            self._instance.log_start(provider="", address=b"")
-        else:
-            self._instance.log_start(provider=self._remote.provider, address=self._remote.address)
+        self._instance.log_start()
         with self._exits:
             # Before it announces itself: a budget is kept from the first request on.
             if has_budget(self._instance.options):
@@ -286,7 +283,8 @@ class Decoder:
                 if (served := self._of_ticket(outcome)) is not None:
                     self._on_ticket_failed(served, outcome)
             case PeerReady():
-                _log.debug("prefiller %s is ready", outcome.uuid)
+                if self._remote is not None:
+                    self._remote.tell_ready(outcome)
             case PeerRefused():
                 _log.error("a prefiller and this decoder do not fit together: %s", outcome.text)
             case PeerSuspected() | LinkSuspected():

@@ -7,8 +7,6 @@ description that it gives of itself.
 import asyncio
 import logging
 import os
-import socket
-import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -94,14 +92,13 @@ class Instance:
             started=process.started,
         )
 
-    def log_start(self, *, provider: str, address: bytes) -> None:
+    def log_start(self) -> None:
         kv, pages = self.layout.kv, self.layout.num_pages
-        where = f"{provider} at {readable_address(address)}" if address else "no fabric"
         _log.info(
             "%s %s: model %s (%s), KV %s pages of %d tokens = %s tokens in %d MiB, %s, %s",
             *(self.options.role, self.options.name, self.options.model, kv.dtype),
-            *(f"{pages:,}", kv.page_size, f"{pages * kv.page_size:,}", self.memory.length >> 20, where),
-            own_footprint(),
+            *(f"{pages:,}", kv.page_size, f"{pages * kv.page_size:,}", self.memory.length >> 20),
+            *(described_fabric(self.options), own_footprint()),
         )
 
 
@@ -167,9 +164,9 @@ def _place_model_thread(num_torch_threads: int, cpus: Sequence[int]) -> None:
         os.sched_setaffinity(0, cpus[:1])
 
 
-def readable_address(address: bytes) -> str:
-    """host:port of a fabric address, where it is an IPv4 one."""
-    if len(address) < 8 or struct.unpack_from("=H", address)[0] != socket.AF_INET:
-        return address.hex()
-    (port,) = struct.unpack_from("!H", address, 2)
-    return f"{socket.inet_ntoa(address[4:8])}:{port}"
+def described_fabric(options: InstanceOptions) -> str:
+    """How peers reach its memory."""
+    if options.role == "colocated":
+        return "no fabric"
+    ways = ", ".join(options.transports)
+    return ways if options.transports == ("mapped",) else f"{ways} at {', '.join(options.fabric_hosts)}"

@@ -9,13 +9,17 @@ from headrace.model.options import KernelChoice
 from headrace.protocol.control import Role as RoleName
 
 Transfer = Literal["layers", "whole"]
+Transport = Literal["mapped", "efa", "verbs", "tcp"]
+MAX_FABRIC_HOSTS = 4
+"""Both as the fabric has them, whose modules load numpy and more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceOptions:
-    """`gateways` are the ZeroMQ endpoints of all gateways. `fabric_host` is the address that this host's fabric
-    endpoint is bound to. `transfer` "whole" sends nothing before a prompt's last chunk is computed. `tpot_s` and
-    `max_stall_s` are for those that decode (`EngineOptions` says what they bound); None: no such bound."""
+    """`gateways` are the ZeroMQ endpoints of all gateways. `fabric_hosts` are the addresses that this process's fabric
+    listens at, one for each NIC; a peer is reached by the first of `transports` that it has as well. `transfer` "whole"
+    sends nothing before a prompt's last chunk is computed. `tpot_s` and `max_stall_s` are for those that decode
+    (`EngineOptions` says what they bound); None: no such bound."""
 
     role: RoleName
     name: str
@@ -36,4 +40,5 @@ class InstanceOptions:
     share_weights_in: Path | None = None  # where this user's processes find each other's; None: not shared
     transfer: Transfer = "layers"
     verify_kv: bool = True
-    fabric_host: str = "127.0.0.1"
+    transports: tuple[Transport, ...] = ("mapped", "tcp")
+    fabric_hosts: tuple[str, ...] = ("127.0.0.1",)

@@ -30,6 +30,7 @@ from headrace.protocol.messages import Ticket
 from headrace.roles.instance import Instance, open_instance
 from headrace.roles.links import GatewayUuid, Links
 from headrace.roles.options import InstanceOptions
+from headrace.roles.reached import tell_ready
 from headrace.roles.status import prefiller_status
 from headrace.roles.stopping import LAST_WORDS_S, stoppable
 from headrace.roles.turns import keep_turning
@@ -49,7 +50,9 @@ class Prefiller:
     def __init__(self, instance: Instance) -> None:
         options = instance.options
         self._instance = instance
-        self._fabric = NativeFabric(instance.memory.fd, instance.memory.length, node=options.fabric_host)
+        self._fabric = NativeFabric(
+            instance.memory.fd, instance.memory.length, transports=options.transports, nodes=options.fabric_hosts
+        )
         self._messenger = PrefillerMessenger(
             fabric=self._fabric,
             identity=instance.identity,
@@ -81,7 +84,7 @@ class Prefiller:
 
     async def run(self) -> None:
         with self._exits:
-            self._instance.log_start(provider=self._fabric.statistics().provider, address=self._fabric.address)
+            self._instance.log_start()
             beside = [self._links.run(), self._pump.run()]
             await keep_turning(self._turn, self._work, beside=beside, leave=self._leave)
 
@@ -157,7 +160,7 @@ class Prefiller:
                 self._queue.drop(outcome.ticket)
                 self._request_ids.pop(outcome.ticket, None)
             case PeerReady():
-                _log.debug("decoder %s is ready", outcome.uuid)
+                tell_ready("decoder", outcome, fabric=self._fabric, instance=self._instance)
             case PeerRefused():
                 _log.error("a decoder and this prefiller do not fit together: %s", outcome.text)
 

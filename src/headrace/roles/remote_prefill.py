@@ -20,9 +20,10 @@ from headrace.kvcache.pages import PagePool
 from headrace.messenger.decoder import DecoderMessenger
 from headrace.messenger.entries import DecoderOptions, DecoderStatistics
 from headrace.messenger.landings import TicketRequest
-from headrace.messenger.outcomes import DecoderOutcome
+from headrace.messenger.outcomes import DecoderOutcome, PeerReady
 from headrace.messenger.pump import Pump
 from headrace.roles.instance import Instance
+from headrace.roles.reached import tell_ready
 
 PrefillerUuid = NewType("PrefillerUuid", str)
 
@@ -60,7 +61,10 @@ class RemotePrefill:
         self, instance: Instance, *, on_outcome: Callable[[DecoderOutcome], None], on_room: Callable[[], None]
     ) -> None:
         options = instance.options
-        self._fabric = NativeFabric(instance.memory.fd, instance.memory.length, node=options.fabric_host)
+        self._instance = instance
+        self._fabric = NativeFabric(
+            instance.memory.fd, instance.memory.length, transports=options.transports, nodes=options.fabric_hosts
+        )
         self._messenger = DecoderMessenger(
             fabric=self._fabric,
             identity=instance.identity,
@@ -72,6 +76,7 @@ class RemotePrefill:
         self._pump = _RoomWatchingPump(self._messenger, self._fabric, on_outcome, pages=instance.pages, on_room=on_room)
         self._peers: dict[PrefillerUuid, PeerId] = {}  # of those that are named: greeted
         self._named_by: dict[str, Mapping[PrefillerUuid, bytes]] = {}  # by gateway: addresses
+        self._out_of_reach: dict[PrefillerUuid, str] = {}  # of those that are named: why, as it was told
 
     async def run(self) -> None:
         await self._pump.run()
@@ -108,6 +113,7 @@ class RemotePrefill:
     def _drop_unnamed(self) -> None:
         named = self._named()
         self._peers = {prefiller: peer for prefiller, peer in self._peers.items() if prefiller in named}
+        self._out_of_reach = {prefiller: why for prefiller, why in self._out_of_reach.items() if prefiller in named}
 
     def _try_greet(self, prefiller: PrefillerUuid) -> PeerId | None:
         """None where that cannot be done: a gateway may name any address, and the next request tries again."""
@@ -116,8 +122,16 @@ class RemotePrefill:
             try:
                 self._peers[prefiller] = self._messenger.greet(address, time.monotonic())
             except (InputError, FabricError) as error:
-                _log.warning("prefiller %s cannot be greeted: %s", prefiller, error)
+                self._tell_once(prefiller, str(error))
+            else:
+                self._out_of_reach.pop(prefiller, None)
         return self._peers.get(prefiller)
+
+    def _tell_once(self, prefiller: PrefillerUuid, why: str) -> None:
+        """Where there is no transport in common, say, it is the same at every try."""
+        if self._out_of_reach.get(prefiller) != why:
+            self._out_of_reach[prefiller] = why
+            _log.warning("prefiller %s cannot be greeted: %s", prefiller, why)
 
     def try_fetch(
         self,
@@ -153,13 +167,8 @@ class RemotePrefill:
         self._messenger.cancel(imm, time.monotonic())
         self._pump.poke()
 
-    @property
-    def provider(self) -> str:
-        return self._fabric.statistics().provider
-
-    @property
-    def address(self) -> bytes:
-        return self._fabric.address
+    def tell_ready(self, ready: PeerReady) -> None:
+        tell_ready("prefiller", ready, fabric=self._fabric, instance=self._instance)
 
     def statistics(self) -> tuple[DecoderStatistics, FabricStatistics]:
         return self._messenger.statistics(), self._fabric.statistics()

@@ -30,6 +30,7 @@ def decoder_status(instance: Instance, engine: Engine, remote: RemotePrefill | N
     if remote is not None:
         tickets, fabric = remote.statistics()
         gauges["tickets_open"] = tickets.num_open
+        gauges["tickets_revoking"] = tickets.num_revoking
         counters |= {
             "tickets_ready_total": tickets.num_ready,
             "revokes_total": tickets.num_revokes,
