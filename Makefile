@@ -1,9 +1,13 @@
 # make serve       set-up, then an OpenAI-compatible server on this machine; ARGS='--port 9000' for its options
 # make test        set-up (first run: minutes, later: a fraction of a second), then all tests; ARGS='-k pages' for some
 # make check       what a change must pass: format, lint, types, import contract, tests
-# make soak        a hundred thousand random histories of the messenger (about ten minutes)
+# make test-hosts  the tests across two hosts made of network namespaces (root, or users who may make some; minutes)
+# make test-transports  whole deployments over each transport; `make test` has some over one, some over the other
+# make soak        a hundred thousand random histories of the messenger, and 24 GiB over each transport with readers
+#                  that are killed in the middle (half an hour)
 # make sanitize    the tests of the native modules, in a build of their own that traps wrong addresses and undefined
 #                  behaviour; SANITIZERS=thread for races instead (minutes, the first time more)
+# make fuzz        what parses a peer's bytes, fed by fuzzers for SECONDS_EACH=60 each (clang++; ARGS='lane' for one)
 # make bench       the benchmarks, one after another; nothing else should run
 # make format      rewrite Python and C++ in the house's form
 # make clean       remove what was built; make distclean: the virtual environment too
@@ -14,11 +18,11 @@ ARGS       ?=
 SANITIZERS ?= address,undefined
 
 BIN    := .venv/bin
-NATIVE := $(wildcard src/headrace/*/native/*.h src/headrace/*/native/*.cpp)
+NATIVE := $(wildcard src/headrace/*/native/*.h src/headrace/*/native/*.cpp src/headrace/*/*/native/*.h src/headrace/*/*/native/*.cpp)
 
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: setup serve test soak sanitize bench check format clean distclean
+.PHONY: setup serve test test-hosts test-transports soak sanitize fuzz bench check format clean distclean
 .PHONY: lint lint-format lint-style lint-types lint-imports
 
 setup:
@@ -30,11 +34,21 @@ serve: setup
 test: setup
 	@WORKERS='$(WORKERS)' tools/test $(ARGS)
 
+test-hosts: setup
+	@$(BIN)/python -m pytest -m hosts tests/hosts $(ARGS)
+
+test-transports: setup
+	HEADRACE_TRANSPORTS=mapped,tcp $(BIN)/python -m pytest -m serving -o faulthandler_timeout=900 tests/serving $(ARGS)
+
 soak: setup
-	HEADRACE_HISTORIES=100000 $(BIN)/python -m pytest -n $(WORKERS) tests/messenger/test_random_histories.py $(ARGS)
+	HEADRACE_HISTORIES=100000 HEADRACE_SOAK_GIB=24 $(BIN)/python -m pytest -n $(WORKERS) -o timeout=3600 -o faulthandler_timeout=7200 \
+	    tests/messenger/test_random_histories.py tests/fabric/test_native_soak.py $(ARGS)
 
 sanitize: setup
 	@SANITIZERS='$(SANITIZERS)' WORKERS='$(WORKERS)' tools/sanitize $(ARGS)
+
+fuzz: setup
+	@tools/fuzz $(ARGS)
 
 bench: setup
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit; done
