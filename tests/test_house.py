@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 """What each room may import from the others, inside headrace."""
 
-NATIVE = {"fabric._native": "fabric", "model._cpu": "model"}
+NATIVE = {"fabric._native": "fabric", "fabric._limits": "fabric", "model._cpu": "model"}
 """The native modules, and the only room that may import each."""
 
 PURE = (
