@@ -6,13 +6,13 @@ The memory is this process's own, so every byte of it can be looked at; the writ
 import os
 import select
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from fixed_port import fixed_port
 from native_reader import ReaderProcess
 from numpy.typing import NDArray
 
@@ -124,9 +124,7 @@ def test_a_revoke_in_the_middle_of_a_64_kib_write_keeps_the_rest_of_it_out(targe
 def test_writes_for_a_process_that_was_killed_miss_the_next_one_at_its_address(transport: Transport) -> None:
     """A decoder is killed and started again at the same port; a writer that knows nothing of it goes on with the old
     descriptor. The new one has other keys: no byte lands, no counter moves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = fixed_port()
     with ReaderProcess(transport) as writer:
         writer.ask("fill", WRITTEN)
         with ReaderProcess(transport, port) as old:

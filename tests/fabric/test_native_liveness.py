@@ -8,9 +8,10 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 import pytest
+from fixed_port import fixed_port
 from native_reader import LENGTH, ReaderProcess
 from native_side import NativeSide, closing, link
 
@@ -53,19 +54,6 @@ def news(side: NativeSide) -> list[PeerLost | PeerSilent | PeerHeard]:
     return [event for event in side.events if isinstance(event, PeerLost | PeerSilent | PeerHeard)]
 
 
-def free_ports() -> int:
-    """The first of two: the endpoint's and the watch's."""
-    for _ in range(100):
-        with ExitStack() as held:
-            first, second = (held.enter_context(socket.socket()) for _ in range(2))
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            with suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
-    pytest.fail("no two ports in a row are free")
-
-
 def test_a_killed_peer_is_told_lost_once_within_a_second(side: NativeSide, transport: Transport) -> None:
     with watched(side, transport) as (process, peer):
         process.process.kill()
@@ -79,7 +67,7 @@ def test_a_killed_peer_is_told_lost_once_within_a_second(side: NativeSide, trans
 def test_a_peer_that_came_back_at_its_address_and_died_again_is_told_lost_again(
     side: NativeSide, transport: Transport
 ) -> None:
-    port = free_ports()
+    port = fixed_port()
     with watched(side, transport, port) as (old, peer):
         address = old.ask("address")
         old.process.kill()

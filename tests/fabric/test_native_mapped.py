@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from fixed_port import fixed_port
 from native_reader import LENGTH, ReaderProcess
 from native_side import POISON, NativeSide, closing, link, pages
 from numpy.typing import NDArray
@@ -232,9 +233,7 @@ def test_a_killed_reader_fails_what_was_on_its_way_once_and_nothing_else(
 
 
 def test_a_reader_started_anew_at_the_same_address_refuses_the_old_key_and_takes_the_new_one(side: NativeSide) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = fixed_port()
     with ReaderProcess("mapped", port) as old:
         peer = side.knows(old)
         address = old.ask("address")

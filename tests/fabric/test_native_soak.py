@@ -7,12 +7,12 @@ moves 24 GiB over each transport, `make test` a little.
 
 import os
 import random
-import socket
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import xxhash
+from fixed_port import fixed_port
 from native_reader import LENGTH, ReaderProcess
 from test_native_processes import Writer
 
@@ -47,12 +47,6 @@ class Reader:
             self.process = None
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def random_pages(rng: random.Random) -> PageWrites:
     """Distinct pages of one size at both ends, in two random orders."""
     length = rng.choice([1, 777, 4096, 12288, 65536, 262144, 1 << 20])
@@ -85,7 +79,7 @@ def submit(writer: Writer, reader: Reader, imm: int, writes: PageWrites) -> Tran
 def test_a_long_life_with_cancels_and_restarts_loses_no_byte_and_no_count(transport: Transport) -> None:
     rng = random.Random(5)
     writer = Writer(transport)
-    readers = [Reader(free_port(), transport) for _ in range(2)]
+    readers = [Reader(fixed_port(), transport) for _ in range(2)]
     left = int(SOAK_GIB * 2**30)
     imm = 0
     try:

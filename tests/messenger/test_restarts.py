@@ -1,10 +1,10 @@
 """Epochs and processes that follow one another: another pool under the next epoch, another process at the address."""
 
-import socket
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from fixed_port import fixed_port
 from kv_world import (
     NATIVE_TRANSPORTS,
     DecoderProcess,
@@ -256,9 +256,7 @@ class PortSite(NativeSite):
 
     def __init__(self, transport: Transport) -> None:
         super().__init__(transport)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.fixed_port: int = probe.getsockname()[1]
+        self.fixed_port = fixed_port()
         self.port = 0
 
     def endpoint(self, layout: PoolLayout) -> tuple[Fabric, np.ndarray]:

@@ -200,11 +200,13 @@ void Control::accept_all() {
 void Control::read_some(std::uint64_t id) {
   auto found = connections_.find(id);
   if (found == connections_.end() || found->second.over) return;
-  if (!found->second.socket.flush()) return end(id, EPIPE, "its control connection broke");
+  // Read all the same: its goodbye may lie there.
+  const bool broken = !found->second.socket.flush();
   for (int i = 0; i < kBatch; ++i) {
     Frame frame;
     const auto read = found->second.socket.read(frame);
     if (read == ControlSocket::Read::nothing) {
+      if (broken) return end(id, EPIPE, "its control connection broke");
       // A child of it may hold the connection open.
       if (found->second.process && has_exited(found->second.process)) end(id, ECONNRESET, "its process has exited");
       return;
