@@ -11,8 +11,8 @@ from measured_links import open_files, serving, side_processes
 
 from headrace.errors import FabricError, InputError
 from headrace.fabric.limits import wire
+from headrace.fabric.limits.frames import HEAD, read_frame, write_frame
 from headrace.fabric.measure import questions as q
-from headrace.fabric.measure.frames import HEAD, read_frame, write_frame
 from headrace.fabric.measure.greeting import GREETING_BYTES, Hello, enter, hello, read_greeting
 from headrace.fabric.measure.server import MAX_GREETINGS, MAX_LOOPS, Patience
 from headrace.fabric.measure.session import Place, Session

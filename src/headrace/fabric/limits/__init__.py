@@ -9,6 +9,7 @@ A room of its own inside `fabric`; the engine knows nothing of it. Four loops, e
 
 `placement` says which pages, `memories` of what, `records` what is told. `rates` measures in one call each, `links`
 keeps a pair of processes standing for those who take turns between a loop and something else. The processes are `side`,
-started and ended by `pair`, spoken to in `wire`; endpoints that leave files are named by `names`. `loops` loads the
-native module. Nothing heavy is loaded here.
+asked together by `pair`, spoken to in `wire`; endpoints that leave files are named by `names`. `loops` loads the native
+module. Any process that is asked, of whatever room, answers by `answering`, is seen as `asked`, and both read `frames`.
+Nothing heavy is loaded here.
 """

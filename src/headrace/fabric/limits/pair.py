@@ -7,70 +7,15 @@ by one thread at a time.
 
 import errno
 import selectors
-import signal
 import socket
-import subprocess
-import tempfile
 import time
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import IO
 
 from headrace.errors import Closed, FabricError, InputError
 from headrace.fabric.limits import wire
+from headrace.fabric.limits.asked import LAST_WORDS_S, AskedSide
 from headrace.fabric.limits.names import remove_files
-from headrace.fabric.limits.side import GRACE_S, Given, start_side
-
-LAST_WORDS_S = 0.5
-"""After one side's failure: how long the other may take to tell of a worse one."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Asked:
-    """A side as it is seen from here; `process` is None for one on another host."""
-
-    name: str
-    stream: socket.socket
-    process: subprocess.Popen[bytes] | None = None
-    errors: IO[bytes] | None = None
-    endpoint_name: str | None = None
-
-    def why_gone(self) -> FabricError:
-        call = f"limits: {self.name} side"
-        if self.process is None:
-            return FabricError(call, errno.ECONNRESET, "closed the connection")
-        try:
-            code = self.process.wait(LAST_WORDS_S)
-        except subprocess.TimeoutExpired:
-            return FabricError(call, errno.ECONNRESET, "takes no more questions")
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return FabricError(call, errno.ECONNRESET, f"its process ended with {how}{self._last_error()}")
-
-    def _last_error(self) -> str:
-        if self.errors is None:
-            return ""
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").splitlines()
-        return next((f": {line}" for line in reversed(lines) if line.strip()), "")
-
-    def hang_up(self) -> None:
-        with suppress(OSError):  # it may be gone
-            self.stream.shutdown(socket.SHUT_RDWR)
-        self.stream.close()
-
-    def end(self, *, kill: bool) -> None:
-        if self.process is not None:
-            if kill:
-                self.process.kill()
-            try:
-                self.process.wait(2 * GRACE_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        if self.errors is not None:
-            self.errors.close()
-        if self.endpoint_name is not None:
-            remove_files(self.endpoint_name)
+from headrace.fabric.limits.side import Given, start_side
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +23,7 @@ class _Told:
     """What came back so far."""
 
     answers: dict[str, wire.Answer] = field(default_factory=dict)
-    gone: list[_Asked] = field(default_factory=list)
+    gone: list[AskedSide] = field(default_factory=list)
     refused: list[wire.Refused] = field(default_factory=list)
 
     @property
@@ -88,7 +33,7 @@ class _Told:
     def check(self) -> None:
         """Raises what went wrong, the most telling first."""
         if self.gone:
-            raise self.gone[0].why_gone()
+            raise self.gone[0].why_gone("limits")
         if self.refused:
             raise _error_of(self.refused[0])
 
@@ -99,10 +44,11 @@ class Pair:
     def __init__(self, first: Given, second: Given | socket.socket, *, timeout_s: float) -> None:
         """A socket leads to a `serve_side` elsewhere. It is shut down in the end, and closed by whoever opened it."""
         self._timeout_s = timeout_s
+        self._endpoint_names: dict[str, str] = {}
         self._sides = [_start("first", first)]
         try:
             if isinstance(second, socket.socket):
-                self._sides.append(_Asked(name="second", stream=second.dup()))
+                self._sides.append(AskedSide(name="second", stream=second.dup()))
             else:
                 self._sides.append(_start("second", second))
         except BaseException:
@@ -112,7 +58,7 @@ class Pair:
 
     def name_endpoint(self, side: int, name: str) -> None:
         """Files of that name are removed in the end."""
-        self._sides[side].endpoint_name = name
+        self._endpoint_names[self._sides[side].name] = name
 
     def ask(self, first: wire.Question | None, second: wire.Question | None) -> list[wire.Answer]:
         """The answers, of the first side first. Raises InputError for what nobody could answer, and Closed; whatever
@@ -134,7 +80,7 @@ class Pair:
             raise
         return [told.answers[side.name] for side, _ in asked]
 
-    def _collect(self, asked: list[_Asked], deadline: float, told: _Told) -> None:
+    def _collect(self, asked: list[AskedSide], deadline: float, told: _Told) -> None:
         """Until each has answered or failed, or has had the time for it."""
         with selectors.DefaultSelector() as waiting:
             for side in asked:
@@ -158,20 +104,15 @@ class Pair:
             side.hang_up()
         for side in sides:
             side.end(kill=kill)
+            if side.name in self._endpoint_names:
+                remove_files(self._endpoint_names[side.name])
 
 
-def _start(name: str, given: Given) -> _Asked:
-    with ExitStack() as opened:
-        ours, theirs = socket.socketpair()
-        opened.enter_context(ours)
-        errors = opened.enter_context(tempfile.TemporaryFile())
-        with theirs:
-            process = start_side(theirs, given, errors=errors.fileno())
-        opened.pop_all()
-        return _Asked(name=name, stream=ours, process=process, errors=errors)
+def _start(name: str, given: Given) -> AskedSide:
+    return AskedSide.start(name, lambda stream, errors: start_side(stream, given, errors=errors))
 
 
-def _tell(side: _Asked, question: wire.Question, timeout_s: float, told: _Told) -> None:
+def _tell(side: AskedSide, question: wire.Question, timeout_s: float, told: _Told) -> None:
     try:
         wire.tell(side.stream, question, timeout_s=timeout_s)
     except TimeoutError:
@@ -180,7 +121,7 @@ def _tell(side: _Asked, question: wire.Question, timeout_s: float, told: _Told) 
         told.gone.append(side)
 
 
-def _take(side: _Asked, deadline: float, told: _Told) -> None:
+def _take(side: AskedSide, deadline: float, told: _Told) -> None:
     try:
         answer = wire.next_answer(side.stream, deadline=deadline)
     except TimeoutError:
@@ -196,7 +137,7 @@ def _take(side: _Asked, deadline: float, told: _Told) -> None:
             told.answers[side.name] = answer
 
 
-def _timed_out(side: _Asked, text: str) -> wire.Refused:
+def _timed_out(side: AskedSide, text: str) -> wire.Refused:
     return wire.Refused(call=f"limits: {side.name} side", code=errno.ETIMEDOUT, text=text)
 
 

@@ -1,29 +1,20 @@
 """One of the two processes of a link: does what it is asked, one thing at a time, until nobody asks any more.
 
-Its main thread reads questions and runs the loops. A second thread only waits for the questioner to go away: a loop
-whose other side has died never ends by itself, and the process must not outlive the one that started it.
+How it is started, and how it ends, is `answering`'s. The loops run on its main thread.
 """
 
 import os
-import select
-import signal
 import socket
 import subprocess
-import sys
-import threading
-import time
 
 import msgspec
 import numpy as np
 
-from headrace.errors import FabricError, InputError
+from headrace.errors import InputError
 from headrace.fabric.limits import wire
+from headrace.fabric.limits.answering import answer_all, asker, offsets, start_process
 from headrace.fabric.limits.loops import StreamLoop, WakeLoop, WriteLoop
 from headrace.fabric.limits.names import remove_files
-from headrace.fabric.limits.placement import Offsets
-
-GRACE_S = 1.0
-"""How long an orderly end may take once the questioner is gone."""
 
 
 class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -38,16 +29,7 @@ class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def start_side(stream: socket.socket, given: Given, *, errors: int | None = None) -> subprocess.Popen[bytes]:
-    """Its questions come through `stream`, of which it has a copy. `errors` is a file for what it writes to stderr
-    (None: it goes where ours goes)."""
-    program = "from headrace.fabric.limits.side import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", program, str(stream.fileno()), msgspec.json.encode(given).decode()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        pass_fds=[stream.fileno(), *given.descriptors()],
-    )
+    return start_process(__name__, stream, given, errors=errors)
 
 
 def serve_side(
@@ -105,6 +87,11 @@ class Side:
         if self._listener is not None:
             self._listener.close()
 
+    def remove_files(self) -> None:
+        """Of an endpoint that is not closed any more."""
+        if self.endpoint_name is not None:
+            remove_files(self.endpoint_name)
+
     def _make_memory(self, num_bytes: int) -> None:
         if self._memory is not None:
             raise InputError("memory", "must be made once, and not where one was given")
@@ -136,7 +123,7 @@ class Side:
         return wire.Target(address=address, base=base, key=key, length=length)
 
     def _send(self, question: wire.Send) -> wire.Spent:
-        src, dst = _offsets(question.src_offsets), _offsets(question.dst_offsets)
+        src, dst = offsets(question.src_offsets), offsets(question.dst_offsets)
         match self._joined():
             case StreamLoop() as loop:
                 return _spent(loop.send(src, question.page_bytes))
@@ -146,7 +133,7 @@ class Side:
                 raise InputError("question", "a wake loop carries no pages")
 
     def _receive(self, question: wire.Receive) -> wire.Spent:
-        dst = _offsets(question.dst_offsets)
+        dst = offsets(question.dst_offsets)
         match self._joined():
             case StreamLoop() as loop:
                 return _spent(loop.receive(dst, question.page_bytes))
@@ -187,59 +174,15 @@ class Side:
         return self._memory
 
 
-def _offsets(wired: bytes) -> Offsets:
-    if len(wired) % 8:
-        raise InputError("offsets", f"must be of 8 bytes each, are {len(wired)} bytes")
-    return np.frombuffer(wired, dtype="<i8").astype(np.int64)
-
-
 def _spent(told: tuple[int, int]) -> wire.Spent:
     return wire.Spent(ns=told[0], cpu_ns=told[1])
 
 
-# ---- the process -----------------------------------------------------------------------------------------------
-
-
-def _end_with(stream: socket.socket, side: Side) -> None:
-    """In a thread: when the questioner is gone and the main thread does not notice, ends the process."""
-    gone = select.poll()
-    gone.register(stream, select.POLLRDHUP)
-    gone.poll()
-    time.sleep(GRACE_S)
-    if side.endpoint_name is not None:
-        remove_files(side.endpoint_name)
-    os._exit(1)
-
-
-def _answer_all(stream: socket.socket, side: Side) -> None:
-    while (question := wire.next_question(stream)) is not None:
-        try:
-            answer = side.answer(question)
-        except InputError as error:
-            text = str(error).removeprefix(f"{error.field}: ")
-            answer = wire.Refused(field=error.field, text=text)
-        except FabricError as error:
-            answer = wire.Refused(call=error.call, code=error.code, text=error.text)
-        except OSError as error:
-            answer = wire.Refused(
-                call=type(question).__name__, code=error.errno or 0, text=error.strerror or str(error)
-            )
-        wire.tell(stream, answer)
-
-
 def main() -> None:
-    given = msgspec.json.decode(sys.argv[2], type=Given)
-    # Ctrl-C reaches the whole group of a terminal: whoever started this ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stream, given_as = asker()
+    given = msgspec.json.decode(given_as, type=Given)
     if given.cpu is not None:
         os.sched_setaffinity(0, {given.cpu})
-    with socket.socket(fileno=int(sys.argv[1])) as stream:
+    with stream:
         side = Side(stream, given)
-        threading.Thread(target=_end_with, args=(stream, side), daemon=True).start()
-        try:
-            _answer_all(stream, side)
-        except OSError:
-            pass  # the questioner is gone in the middle of something
-        except ValueError as error:
-            sys.exit(f"not a question: {error}")
-        side.close()
+        answer_all(stream, side, wire.questions.decode, last_act=side.remove_files)

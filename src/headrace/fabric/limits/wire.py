@@ -6,16 +6,14 @@ does not decode ends the side; an answer that does not is a FabricError.
 
 import errno
 import socket
-import struct
-import time
 from typing import Annotated, Literal
 
 import msgspec
 
 from headrace.errors import FabricError, InputError
+from headrace.fabric.limits.frames import read_frame, write_frame
 from headrace.fabric.limits.names import PATTERN
 
-MAX_MESSAGE_BYTES = 16 << 20
 MAX_PAGES = 1 << 19
 MAX_MEMORY_BYTES = 1 << 30
 """What a side makes for somebody who has no memory of his own there."""
@@ -145,9 +143,14 @@ class Refused(Message, frozen=True, kw_only=True):
 
 Answer = Done | Listening | Target | Spent | Times | Refused
 
-_questions = msgspec.msgpack.Decoder(Question)
+questions = msgspec.msgpack.Decoder(Question)
 _answers = msgspec.msgpack.Decoder(Answer)
-_LENGTH = struct.Struct("<I")
+_MAX_TEXT, _MAX_CALL = 4096, 256
+
+
+def refused(text: str, *, field: str | None = None, call: str = "", code: int = 0) -> Refused:
+    """No longer than it may be."""
+    return Refused(text=text[:_MAX_TEXT], field=field, call=call[:_MAX_CALL], code=code)
 
 
 # ---- the stream ------------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ _LENGTH = struct.Struct("<I")
 def check(question: Question) -> None:
     """Before it is asked: raises InputError where a side would end at it."""
     try:
-        _questions.decode(msgspec.msgpack.encode(question))
+        questions.decode(msgspec.msgpack.encode(question))
     except msgspec.ValidationError as error:
         text, _, path = str(error).rpartition(" - at `$.")
         raise InputError(path.rstrip("`"), text) from None
@@ -164,44 +167,13 @@ def check(question: Question) -> None:
 
 def tell(stream: socket.socket, message: Message, *, timeout_s: float | None = None) -> None:
     """Raises OSError; TimeoutError is one."""
-    body = msgspec.msgpack.encode(message)
-    stream.settimeout(timeout_s)
-    stream.sendall(_LENGTH.pack(len(body)) + body)
-
-
-def next_question(stream: socket.socket) -> Question | None:
-    """Waits for it; None when nobody will ask any more. Raises OSError, or ValueError for one that is none."""
-    stream.settimeout(None)
-    body = _next_body(stream, None)
-    return None if body is None else _questions.decode(body)
+    write_frame(stream, msgspec.msgpack.encode(message), timeout_s=timeout_s)
 
 
 def next_answer(stream: socket.socket, *, deadline: float) -> Answer | None:
     """Until `deadline` of the monotonic clock; None when the other side is gone. Raises OSError and FabricError."""
     try:
-        body = _next_body(stream, deadline)
+        body = read_frame(stream, deadline=deadline)
         return None if body is None else _answers.decode(body)
     except ValueError as error:
         raise FabricError("limits: answer", errno.EPROTO, str(error)) from error
-
-
-def _next_body(stream: socket.socket, deadline: float | None) -> bytes | None:
-    head = _read(stream, _LENGTH.size, deadline)
-    if head is None:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    if length > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message of {length} bytes; {MAX_MESSAGE_BYTES} at most")
-    return _read(stream, length, deadline)
-
-
-def _read(stream: socket.socket, length: int, deadline: float | None) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < length:
-        if deadline is not None:
-            stream.settimeout(max(deadline - time.monotonic(), 1e-3))
-        part = stream.recv(min(length - len(parts), 1 << 16))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)

@@ -7,7 +7,7 @@
     ratios       medians, spread, and how sure a ratio is; pure
     records      what comes out; `verdict` says whether it is good enough; pure
     engine       one fabric, joined with one other, and what is timed of it; `inbox`: its events
-    side         the process that an engine lives in; asked in `questions`, by `sides`, through `frames`
+    side         the process that an engine lives in; asked in `questions`, by `sides`
     marked       its memory, filled so that wrong bytes are seen
     greeting     how another machine is entered: a token, proved before anything else
     server       `headrace fabric serve`: lends this machine's side to one client at a time

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from headrace.errors import FabricError, HandshakeRefused, InputError
-from headrace.fabric.measure.frames import read_bytes
+from headrace.fabric.limits.frames import read_bytes
 
 VERSION = 1
 MAGIC = b"hr-measr"

@@ -1,35 +1,25 @@
 """The process that one engine lives in: does what it is asked, one thing at a time, until nobody asks any more.
 
-Its main thread reads questions and plays the engine's part. A second thread only waits for the questioner to go away:
-the process must not outlive the one that started it, nor the connection of a client elsewhere.
+How it is started, and how it ends, is `limits.answering`'s: not later than the one that started it, nor than the
+connection of a client elsewhere.
 """
 
 import os
-import select
-import signal
 import socket
 import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
-import numpy as np
 
-from headrace.errors import FabricError, InputError
+from headrace.errors import InputError
 from headrace.fabric.limits import wire
+from headrace.fabric.limits.answering import answer_all, asker, offsets, start_process
 from headrace.fabric.limits.loops import CopyLoop, copy_methods
-from headrace.fabric.limits.placement import Offsets
 from headrace.fabric.measure import questions as q
 from headrace.fabric.measure.engine import Engine
-from headrace.fabric.measure.frames import read_frame, write_frame
 from headrace.fabric.measure.marked import MarkedMemory
 from headrace.fabric.native import available_transports
-
-GRACE_S = 1.0
-"""How long an orderly end may take once the questioner is gone."""
 
 RDMA = ("efa", "verbs")
 """Transports whose provider chooses the NIC."""
@@ -49,16 +39,7 @@ class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def start_side(stream: socket.socket, given: Given, *, errors: int | None = None) -> subprocess.Popen[bytes]:
-    """Its questions come through `stream`, of which it has a copy. `errors` is a file for what it writes to stderr
-    (None: it goes where ours goes)."""
-    program = "from headrace.fabric.measure.side import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", program, str(stream.fileno()), msgspec.json.encode(given).decode()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        pass_fds=[stream.fileno(), *given.descriptors()],
-    )
+    return start_process(__name__, stream, given, errors=errors)
 
 
 class Side:
@@ -85,10 +66,10 @@ class Side:
                 with self._on_cpu():
                     self._need_memory().poison()
             case q.DigestPages():
-                digest = self._need_memory().digest(_offsets(question.offsets), question.page_bytes)
+                digest = self._need_memory().digest(offsets(question.offsets), question.page_bytes)
                 return q.Digested(digest=digest)
             case q.CountChanged():
-                changed = self._need_memory().num_changed_beside(_offsets(question.offsets), question.page_bytes)
+                changed = self._need_memory().num_changed_beside(offsets(question.offsets), question.page_bytes)
                 return q.Changed(num_bytes=changed)
             case q.CopyPages():
                 return self._copy(question)
@@ -129,7 +110,7 @@ class Side:
         if self._copies is None:
             self._copies = CopyLoop(memory.fd, memory.length, *there)
         method = copy_methods()[0]
-        src, dst = _offsets(question.src_offsets), _offsets(question.dst_offsets)
+        src, dst = offsets(question.src_offsets), offsets(question.dst_offsets)
         with self._on_cpu():
             ns, cpu_ns = self._copies.copy(src, dst, question.page_bytes, method)
         return q.Copied(method=method, spent=wire.Spent(ns=ns, cpu_ns=cpu_ns))
@@ -162,12 +143,12 @@ def _ask_engine(engine: Engine, question: q.Question) -> q.Answer:
         case q.Join(descriptor=descriptor):
             engine.join(descriptor)
         case q.WritePages():
-            src, dst = _offsets(question.src_offsets), _offsets(question.dst_offsets)
+            src, dst = offsets(question.src_offsets), offsets(question.dst_offsets)
             return engine.write_pages(src, dst, question.page_bytes)
         case q.ReceivePages(num_pages=num_pages):
             return engine.receive_pages(num_pages)
         case q.SubmitPages():
-            src, dst = _offsets(question.src_offsets), _offsets(question.dst_offsets)
+            src, dst = offsets(question.src_offsets), offsets(question.dst_offsets)
             return engine.submit_pages(src, dst, question.page_bytes, question.num_rounds)
         case q.CollectPages(num_pages=num_pages, num_rounds=num_rounds):
             return engine.collect_pages(num_pages, num_rounds)
@@ -180,56 +161,7 @@ def _ask_engine(engine: Engine, question: q.Question) -> q.Answer:
     return wire.Done()
 
 
-def _offsets(wired: bytes) -> Offsets:
-    if len(wired) % 8:
-        raise InputError("offsets", f"must be of 8 bytes each, are {len(wired)} bytes")
-    return np.frombuffer(wired, dtype="<i8").astype(np.int64)
-
-
-# ---- the process -----------------------------------------------------------------------------------------------
-
-
-def _end_with(stream: socket.socket) -> None:
-    """In a thread: when the questioner is gone and the main thread does not notice, ends the process."""
-    gone = select.poll()
-    gone.register(stream, select.POLLRDHUP)
-    gone.poll()
-    time.sleep(GRACE_S)
-    os._exit(1)
-
-
-def _refused(error: InputError | FabricError) -> wire.Refused:
-    if isinstance(error, InputError):
-        return wire.Refused(field=error.field, text=str(error).removeprefix(f"{error.field}: ")[:4096])
-    return wire.Refused(call=error.call[:256], code=error.code, text=error.text[:4096])
-
-
-def _answer_all(stream: socket.socket, side: Side) -> None:
-    while (body := read_frame(stream)) is not None:
-        question = q.questions.decode(body)
-        try:
-            answer = side.answer(question)
-        except (InputError, FabricError) as error:
-            answer = _refused(error)
-        except OSError as error:
-            answer = wire.Refused(
-                call=type(question).__name__, code=error.errno or 0, text=(error.strerror or str(error))[:4096]
-            )
-        write_frame(stream, q.encode(answer))
-
-
 def main() -> None:
-    given = msgspec.json.decode(sys.argv[2], type=Given)
-    # Ctrl-C reaches the whole group of a terminal: whoever started this ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with socket.socket(fileno=int(sys.argv[1])) as stream:
-        side = Side(stream, given)
-        threading.Thread(target=_end_with, args=(stream,), daemon=True).start()
-        try:
-            _answer_all(stream, side)
-        except OSError:
-            pass  # the questioner is gone in the middle of something
-        except ValueError as error:
-            sys.exit(f"not a question: {error}")
-        finally:
-            side.close()
+    stream, given_as = asker()
+    with stream:
+        answer_all(stream, Side(stream, msgspec.json.decode(given_as, type=Given)), q.questions.decode)

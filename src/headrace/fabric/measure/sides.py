@@ -6,46 +6,36 @@ side saw of it. Used by one thread at a time, which blocks.
 
 import errno
 import selectors
-import signal
 import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from typing import IO, TypeVar
+from contextlib import contextmanager
+from typing import TypeVar
 
 from headrace.errors import FabricError, InputError
 from headrace.fabric.limits import wire
+from headrace.fabric.limits.asked import LAST_WORDS_S, AskedSide
+from headrace.fabric.limits.frames import read_frame, write_frame
 from headrace.fabric.limits.memories import Memories
 from headrace.fabric.measure import questions as q
-from headrace.fabric.measure.frames import read_frame, write_frame
-from headrace.fabric.measure.side import GRACE_S, Given, start_side
+from headrace.fabric.measure.side import Given, start_side
 
 TIMEOUT_S = 120.0
 """Longer than a side waits for the other by itself."""
 
-LAST_WORDS_S = 0.5
-"""After one side's failure: how long the other may take to turn out to be gone."""
+ROOM = "measure"
 
 A = TypeVar("A", bound=wire.Message)
 
 
-@dataclass(slots=True, kw_only=True)
-class OneSide:
-    """As it is seen from here; `process` and `errors` (its stderr) are None for one on another host."""
-
-    name: str
-    stream: socket.socket
-    process: subprocess.Popen[bytes] | None = None
-    errors: IO[bytes] | None = None
+class OneSide(AskedSide):
+    """One that an engine lives in."""
 
     def tell(self, question: q.Question) -> None:
         try:
             write_frame(self.stream, q.encode(question), timeout_s=TIMEOUT_S)
         except OSError as error:
-            raise self.why_gone() from error
+            raise self.why_gone(ROOM) from error
 
     def answer(self, deadline: float) -> q.Answer:
         """Raises FabricError where it is gone, or answers what is no answer."""
@@ -56,49 +46,12 @@ class OneSide:
         except ValueError as error:
             raise FabricError(self._call, errno.EPROTO, str(error)) from error
         except OSError as error:
-            raise self.why_gone() from error
-        raise self.why_gone()
-
-    def is_gone(self, within_s: float) -> bool:
-        if self.process is None:
-            return False
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(within_s)
-        return self.process.returncode is not None
-
-    def why_gone(self) -> FabricError:
-        if self.process is None:
-            return FabricError(self._call, errno.ECONNRESET, "closed the connection")
-        if not self.is_gone(LAST_WORDS_S):
-            return FabricError(self._call, errno.ECONNRESET, "takes no more questions")
-        code = self.process.returncode
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return FabricError(self._call, errno.ECONNRESET, f"its process ended with {how}{self._last_error()}")
+            raise self.why_gone(ROOM) from error
+        raise self.why_gone(ROOM)
 
     @property
     def _call(self) -> str:
-        return f"measure: {self.name} side"
-
-    def _last_error(self) -> str:
-        if self.errors is None:
-            return ""
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").splitlines()
-        return next((f": {line}" for line in reversed(lines) if line.strip()), "")
-
-    def hang_up(self) -> None:
-        """A process then ends by itself."""
-        with suppress(OSError):  # it may be gone
-            self.stream.shutdown(socket.SHUT_RDWR)
-        self.stream.close()
-
-    def end(self, *, kill: bool) -> None:
-        if self.process is not None:
-            if kill or not self.is_gone(2 * GRACE_S):
-                self.process.kill()
-            self.process.wait()
-        if self.errors is not None:
-            self.errors.close()
+        return f"{ROOM}: {self.name} side"
 
 
 class Sides:
@@ -138,7 +91,7 @@ class Sides:
             return answer
         other = self.second if side is self.first else self.first
         if other.is_gone(LAST_WORDS_S):
-            raise other.why_gone()
+            raise other.why_gone(ROOM)
         if answer.field is not None:
             raise InputError(answer.field, answer.text)
         raise FabricError(answer.call, answer.code, answer.text)
@@ -192,11 +145,4 @@ def _ending() -> Iterator[list[OneSide]]:
 
 
 def _start(name: str, given: Given) -> OneSide:
-    with ExitStack() as opened:
-        ours, theirs = socket.socketpair()
-        opened.enter_context(ours)
-        errors = opened.enter_context(tempfile.TemporaryFile())
-        with theirs:
-            process = start_side(theirs, given, errors=errors.fileno())
-        opened.pop_all()
-        return OneSide(name=name, stream=ours, process=process, errors=errors)
+    return OneSide.start(name, lambda stream, errors: start_side(stream, given, errors=errors))
