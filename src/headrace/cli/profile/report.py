@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from headrace.cli.tables import aligned
+
 NAMES: Mapping[str, str] = {
     "linear": "linear layers",
     "attention": "attention",
@@ -84,7 +86,7 @@ def rendered(profile: Profile) -> str:
         f"kernels: {profile.kernels}",
         f"workload: {profile.workload}",
         "",
-        *_aligned([*_rows(profile.streams), *_bound_row(profile)]),
+        *aligned([*_rows(profile.streams), *_bound_row(profile)]),
         "",
         "ms: median (10th-90th percentile); shares are of all steps' time.",
         *_below(profile),
@@ -106,16 +108,6 @@ def _rows(streams: Sequence[StreamsProfile]) -> Iterator[list[str]]:
 
 def _row(name: str, cells: Sequence[tuple[str, str]]) -> list[str]:
     return [name, *(text for cell in cells for text in cell)]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for number, row in enumerate(rows):
-        first, *others = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-        others = [text.strip().rjust(width) for text, width in zip(others, widths[1:], strict=True)]
-        yield f"| {' | '.join([first, *others])} |"
-        if number == 0:
-            yield f"|{'|'.join(['-' * (widths[0] + 2), *('-' * (width + 1) + ':' for width in widths[1:])])}|"
 
 
 def _bound_row(profile: Profile) -> Iterator[list[str]]:
