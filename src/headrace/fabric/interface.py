@@ -302,7 +302,8 @@ class Fabric(Protocol):
         ...
 
     def grant(self, peer: PeerId) -> Descriptor:
-        """Give `peer` access of its own to our memory, with a random key. Revokes an earlier one."""
+        """Give `peer` access of its own to our memory, with a random key. Revokes an earlier one, of whose end nothing
+        is told, nor of that of a `revoke` still under way."""
         ...
 
     def revoke(self, peer: PeerId) -> bool:

@@ -46,7 +46,7 @@ class ControlEvents {
 
 class Control {
  public:
-  // Listens at once, and says where in `name`. `bell` wakes our owner. Throws FabricError.
+  // Listens at once, and says where in `name`. `bell` wakes our owner, for those of this host. Throws FabricError.
   Control(Wire wire, std::string& name, int bell, std::uint64_t silence_ns, ControlEvents& events);
   ~Control();
   Control(const Control&) = delete;

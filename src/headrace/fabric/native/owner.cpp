@@ -65,7 +65,7 @@ Owner::Owner(int memory_fd, std::size_t length, const Transports& transports, co
   }
   if (!transports.watch.empty()) {
     own_.watch = transports.watch;
-    watch_ = std::make_unique<Watch>(own_.watch, bell_.fd(), transports.silence_ns, peer_news());
+    watch_ = std::make_unique<Watch>(own_.watch, transports.silence_ns, peer_news());
   }
   address_ = own_.encode();
   const BlockedSignals blocked;  // inherited by the thread

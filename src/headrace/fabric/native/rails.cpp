@@ -32,8 +32,6 @@ Rails::Rails(const std::string& provider, const std::vector<Local>& locals, Sour
   post_receives();
 }
 
-Rails::~Rails() = default;
-
 std::vector<NicAddress> Rails::addresses() const {
   std::vector<NicAddress> found;
   for (const auto& nic : nics_) found.push_back({.provider = provider_, .name = nic->name()});
@@ -127,8 +125,6 @@ RailLink::RailLink(Rails& rails, const std::vector<NicAddress>& theirs) : rails_
     pairs_.push_back({.ours = ours, .theirs = ours->insert(theirs[j % num_theirs_].name), .key = j % num_theirs_});
   }
 }
-
-RailLink::~RailLink() = default;
 
 void RailLink::connect(const Descriptor& descriptor) {
   const bool is_virtual = rails_.traits().virtual_addressing;

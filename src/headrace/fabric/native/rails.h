@@ -28,7 +28,6 @@ class Rails {
  public:
   // One endpoint for each of `locals`.
   Rails(const std::string& provider, const std::vector<Local>& locals, SourceMemory memory, std::uint64_t sender);
-  ~Rails();
 
   const std::string& provider() const { return provider_; }
   const Traits& traits() const { return nics_[0]->traits(); }
@@ -38,7 +37,6 @@ class Rails {
   std::unique_ptr<Link> link(const std::vector<NicAddress>& theirs);
 
   void read(std::vector<Completion>& completions);
-  void recycle(const Completion& completion) { completion.endpoint->recycle(completion.op, completion.code != 0); }
   // Buffers for what may come.
   void post_receives();
   void received(const Completion& completion);
@@ -72,7 +70,6 @@ class Rails {
 class RailLink final : public Link {
  public:
   RailLink(Rails& rails, const std::vector<NicAddress>& theirs);
-  ~RailLink() override;
 
   const std::string& transport() const override { return rails_.provider_; }
   std::size_t num_rails() const override { return pairs_.size(); }

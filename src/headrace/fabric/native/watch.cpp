@@ -9,11 +9,12 @@ namespace headrace::fabric {
 namespace {
 
 constexpr std::uint64_t kRedial = 1'000'000'000;  // ns after a connection was lost or refused
+constexpr int kNoBell = -1;                       // nobody there writes into memory of ours
 
 }  // namespace
 
-Watch::Watch(std::string& name, int bell, std::uint64_t silence_ns, PeerNews news)
-    : owner_(std::move(news)), news_(*this), control_(Wire::tcp, name, bell, silence_ns, news_) {}
+Watch::Watch(std::string& name, std::uint64_t silence_ns, PeerNews news)
+    : owner_(std::move(news)), news_(*this), control_(Wire::tcp, name, kNoBell, silence_ns, news_) {}
 
 void Watch::begin(std::uint64_t peer, const std::string& name) {
   Watched& watched = peers_[peer];

@@ -22,7 +22,7 @@ struct PeerNews {
 class Watch {
  public:
   // Listens at `name`, "host:port"; a port of 0 becomes the one that was given.
-  Watch(std::string& name, int bell, std::uint64_t silence_ns, PeerNews news);
+  Watch(std::string& name, std::uint64_t silence_ns, PeerNews news);
 
   void begin(std::uint64_t peer, const std::string& name);
   void end(std::uint64_t peer);
