@@ -295,16 +295,18 @@ void Control::answer_open(std::uint64_t id, Connection& from, std::uint64_t key)
   from.socket.send(std::move(opened));
 }
 
-// Both ends say that they are alive; whoever dialled looks whether the other is.
+// Both ends say that they are alive; whoever dialled looks whether the other is. A thread that comes a whole beat late
+// was stopped itself, and has yet to read what came meanwhile: it judges nobody.
 void Control::beat() {
   const std::uint64_t now = now_ns();
+  const bool on_time = now <= next_beat_ + silence_ / kBeats;
   next_beat_ = now + silence_ / kBeats;
   std::vector<std::uint64_t> strangers;
   for (auto& [id, connection] : connections_) {
     if (connection.over) continue;
     if (connection.socket.num_waiting() == 0 && (connection.greeted || connection.dialled))
       connection.socket.send({.kind = FrameKind::beat});
-    const bool late = now > connection.heard_at + silence_;
+    const bool late = on_time && now > connection.heard_at + silence_;
     if (late && connection.dialled && !std::exchange(connection.silent, true)) events_.silent(id);
     if (late && !connection.greeted && !connection.dialled) strangers.push_back(id);
   }
