@@ -68,7 +68,7 @@ void Owner::remove_peer(std::uint64_t peer) {
       if (transfer->peer != peer || transfer->told) continue;
       if (transfer->num_outstanding > 0) transfer->fail(FI_ECANCELED, "the peer was removed");
       transfer->num_failed += std::exchange(transfer->num_outstanding, 0);
-      give_up(transfer);
+      give_up(*transfer);
     }
     peers_.erase(peer);
     if (watch_) watch_->end(peer);
@@ -107,7 +107,7 @@ void Owner::connect(std::uint64_t peer, const Descriptor& descriptor) {
                                          std::to_string(connected.target->generation) + " in use");
     connected.link->connect(descriptor);
     for (const auto& [id, transfer] : std::map(transfers_.begin(), transfers_.end()))
-      if (transfer->peer == peer) give_up(transfer);
+      if (transfer->peer == peer) give_up(*transfer);
     connected.target = Target{.length = descriptor.length, .generation = descriptor.generation};
   });
 }
@@ -131,7 +131,7 @@ void Owner::peer_lost(std::uint64_t peer, int code, const std::string& text) {
   for (const auto& [id, transfer] : std::map(transfers_.begin(), transfers_.end())) {
     if (transfer->peer != peer || transfer->told || transfer->complete) continue;
     transfer->fail(code, "control connection: " + text);
-    give_up(transfer);
+    give_up(*transfer);
   }
   if (lost.messages.empty()) return;
   events_->append(SendFailed{peer, code, "control connection: " + text});
@@ -149,7 +149,7 @@ void Owner::end_late(std::uint64_t now) {
     const auto late = found->second;
     late->fail(FI_ETIMEDOUT, "its deadline passed");
     late->ended = true;
-    give_up(late);
+    give_up(*late);
   }
 }
 

@@ -32,7 +32,7 @@ bool RangeHash::advance() {
 Digester::Digester(const std::byte* memory, Hashed hashed, Summed summed)
     : memory_(memory), hashed_(std::move(hashed)), summed_(std::move(summed)) {}
 
-void Digester::add(Write write) { sources_.push_back(std::move(write)); }
+void Digester::add(const Write& write) { sources_.push_back({write.transfer->shared_from_this(), write}); }
 
 void Digester::add(std::uint64_t digest, std::vector<std::shared_ptr<const PageWrites>> parts,
                    std::uint64_t num_pages) {
@@ -54,20 +54,20 @@ bool Digester::step_source() {
     // A list given up will never post its last write, and its source may be reused: not one byte more is read.
     while (!sources_.empty() && sources_.front().transfer->given_up) sources_.pop_front();
     if (sources_.empty()) return false;
-    const Write& write = sources_.front();
+    const Write& write = sources_.front().write;
     source_hash_.start(memory_ + write.src, write.length, write.seed);
     hashing_source_ = true;
   }
   Transfer& transfer = *sources_.front().transfer;
   if (!transfer.given_up) {
     if (!source_hash_.advance()) return true;
-    transfer.digests[static_cast<std::size_t>(sources_.front().position)] += source_hash_.value();
+    transfer.digests[static_cast<std::size_t>(sources_.front().write.position)] += source_hash_.value();
     --transfer.num_hashing;
   }
   hashing_source_ = false;
   const auto done = std::move(sources_.front().transfer);
   sources_.pop_front();
-  hashed_(done);
+  hashed_(*done);
   return true;
 }
 

@@ -34,13 +34,13 @@ class RangeHash {
 
 class Digester {
  public:
-  using Hashed = std::function<void(const std::shared_ptr<Transfer>&)>;
+  using Hashed = std::function<void(Transfer&)>;
   using Summed = std::function<void(std::uint64_t digest, std::vector<std::uint64_t> sums)>;
 
   Digester(const std::byte* memory, Hashed hashed, Summed summed);
 
   // One posted write of a transfer; its sum goes into transfer->digests.
-  void add(Write write);
+  void add(const Write& write);
   // Messages of our own memory: `parts` as they would be written from here.
   void add(std::uint64_t digest, std::vector<std::shared_ptr<const PageWrites>> parts, std::uint64_t num_pages);
 
@@ -58,6 +58,11 @@ class Digester {
     std::size_t page = 0;
   };
 
+  struct Source {
+    std::shared_ptr<Transfer> transfer;
+    Write write;
+  };
+
   bool step_source();
   bool step_local();
   bool next_message(Local& local);
@@ -66,7 +71,7 @@ class Digester {
   const std::byte* memory_;
   Hashed hashed_;
   Summed summed_;
-  std::deque<Write> sources_;
+  std::deque<Source> sources_;
   std::deque<Local> locals_;
   RangeHash source_hash_;
   RangeHash local_hash_;

@@ -98,8 +98,12 @@ bool OutLane::no_room(Full full) {
 }
 
 bool OutLane::push_imm(std::uint32_t imm) {
-  if (no_room([this] { return imm_tail_ - head().imm_head.load() >= kImms; })) return false;
-  imms()[imm_tail_++ % kImms] = imm;
+  if (imm_tail_ - imm_head_seen_ >= kImms) {
+    const auto full = [this] { return imm_tail_ - (imm_head_seen_ = head().imm_head.load()) >= kImms; };
+    if (no_room(full)) return false;
+  }
+  imms_waiting_.push_back(imm);
+  ++imm_tail_;
   return true;
 }
 
@@ -114,6 +118,9 @@ bool OutLane::push_fragment(std::span<const std::byte> header, std::span<const s
 }
 
 void OutLane::publish() {
+  std::uint64_t place = imm_tail_ - imms_waiting_.size();
+  for (const std::uint32_t imm : imms_waiting_) imms()[place++ % kImms] = imm;
+  imms_waiting_.clear();
   head().imm_tail.store(imm_tail_);
   head().byte_tail.store(byte_tail_);
 }

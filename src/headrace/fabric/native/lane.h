@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace headrace::fabric {
 
@@ -69,8 +70,11 @@ class OutLane : public Lane {
   template <class Full>
   bool no_room(Full full);
 
-  std::uint64_t imm_tail_ = 0;  // pushed, not all published yet
+  // Pushed, and not published yet. Imms wait here: where the reader looks at this moment, each store would wait for it.
+  std::vector<std::uint32_t> imms_waiting_;
+  std::uint64_t imm_tail_ = 0;
   std::uint64_t byte_tail_ = 0;
+  std::uint64_t imm_head_seen_ = 0;  // the reader's, as far as we last looked
 };
 
 class InLane : public Lane {

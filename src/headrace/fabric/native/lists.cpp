@@ -89,7 +89,7 @@ void Owner::submit_pages(std::uint64_t transfer, PageWrites writes) {
     check_source(writes, "writes.src");
     if (!list->digests.empty()) check_positions(writes, list->digests.size(), "writes");
     if (list->given_up) return;
-    if (!check_target(*list, writes)) return give_up(list);
+    if (!check_target(*list, writes)) return give_up(*list);
     queue_writes(list, std::move(writes));
   });
 }
@@ -100,7 +100,7 @@ void Owner::submit_write(std::uint64_t transfer, std::uint64_t src, std::uint64_
     const auto whole = PageWrites::single(src, dst, length);
     check_source(whole, "src_offset");
     if (list->given_up) return;
-    if (!check_target(*list, whole)) return give_up(list);
+    if (!check_target(*list, whole)) return give_up(*list);
     // Equal shares; the last one takes what does not divide.
     const std::uint64_t num = cuts(peer_of(list->peer), length);
     const std::uint64_t share = length / num;
@@ -122,10 +122,10 @@ void Owner::submit_last(std::uint64_t transfer, std::optional<LastWrite> last) {
     if (last) check_last(*list, *last);
     list->ended = true;
     if (list->given_up) return;
-    if (last && !check_target(*list, *last)) return give_up(list);
+    if (last && !check_target(*list, *last)) return give_up(*list);
     list->last = last;
     list->last_open = true;
-    settle(list);
+    settle(*list);
   });
 }
 
@@ -161,7 +161,7 @@ void Owner::queue_program(std::uint64_t step, std::vector<Part> parts, const std
     members.push_back(list->id);
     if (list->given_up) continue;
     if (!check_target(*list, *part.writes)) {
-      give_up(list);
+      give_up(*list);
       continue;
     }
     list->num_unposted += part.writes->num_writes();
@@ -173,7 +173,7 @@ void Owner::queue_program(std::uint64_t step, std::vector<Part> parts, const std
     list->ended = true;
     if (list->given_up) continue;
     if (!check_target(*list, gated.last)) {
-      give_up(list);
+      give_up(*list);
       continue;
     }
     list->last = gated.last;
@@ -199,7 +199,7 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> Owner::fail_step(std::uint6
       if (transfer == transfers_.end()) continue;
       const auto list = transfer->second;
       list->ended = true;
-      give_up(list);
+      give_up(*list);
       closed.emplace_back(member, list->num_posted);
     }
     return closed;
@@ -210,37 +210,37 @@ std::uint64_t Owner::close_transfer(std::uint64_t transfer) {
   return call([this, transfer] {
     const auto list = transfer_of(transfer);
     list->ended = true;
-    give_up(list);
+    give_up(*list);
     return list->num_posted;
   });
 }
 
-void Owner::give_up(const std::shared_ptr<Transfer>& transfer) {
-  if (!transfer->complete) transfer->given_up = true;
+void Owner::give_up(Transfer& transfer) {
+  if (!transfer.complete) transfer.given_up = true;
   settle(transfer);
 }
 
-void Owner::settle(const std::shared_ptr<Transfer>& transfer) {
-  if (transfer->may_queue_last()) {
-    const LastWrite& last = *transfer->last;
-    const auto& digests = transfer->digests;
+void Owner::settle(Transfer& transfer) {
+  if (transfer.may_queue_last()) {
+    const LastWrite& last = *transfer.last;
+    const auto& digests = transfer.digests;
     if (!digests.empty())
       std::memcpy(memory_.data() + last.src + last.digests_at, digests.data(), digests.size() * sizeof digests[0]);
-    transfer->last_queued = true;
-    peer_of(transfer->peer).writes.add_last(transfer);
+    transfer.last_queued = true;
+    peer_of(transfer.peer).writes.add_last(transfer.shared_from_this());
   }
-  if (transfer->may_complete()) transfer->complete = true;
-  if (transfer->told || !transfer->over()) return;
-  transfer->told = true;
+  if (transfer.may_complete()) transfer.complete = true;
+  if (transfer.told || !transfer.over()) return;
+  transfer.told = true;
   // Hashing what nobody will read is over with it: its source pages may be reused from here on.
-  transfer->given_up = true;
+  transfer.given_up = true;
   --num_transfers_;
-  events_->append(TransferDone{.transfer = transfer->id,
-                               .num_posted = transfer->num_posted,
-                               .num_failed = transfer->num_failed,
-                               .complete = transfer->complete,
-                               .code = transfer->code,
-                               .text = transfer->text});
+  events_->append(TransferDone{.transfer = transfer.id,
+                               .num_posted = transfer.num_posted,
+                               .num_failed = transfer.num_failed,
+                               .complete = transfer.complete,
+                               .code = transfer.code,
+                               .text = transfer.text});
 }
 
 void Owner::forget(const std::vector<std::uint64_t>& told) {

@@ -44,7 +44,7 @@ Owner::Owner(int memory_fd, std::size_t length, const Transports& transports, co
       sender_(random_key()),
       counters_(beside != nullptr ? beside->counters_ : std::make_shared<ImmCounters>(events_)),
       digester_(
-          memory_.data(), [this](const std::shared_ptr<Transfer>& transfer) { settle(transfer); },
+          memory_.data(), [this](Transfer& transfer) { settle(transfer); },
           [this](std::uint64_t digest, std::vector<std::uint64_t> sums) {
             events_->append(DigestsReady{digest, std::move(sums)});
           }) {
@@ -192,7 +192,7 @@ void Owner::open_lasts() {
   layers_seen_ = layers;
   std::vector<std::shared_ptr<Transfer>> opened;
   for (auto& [id, peer] : peers_) peer.writes.open_lasts(layers, opened);
-  for (const auto& transfer : opened) settle(transfer);
+  for (const auto& transfer : opened) settle(*transfer);
 }
 
 void Owner::sleep() {
@@ -240,7 +240,7 @@ void Owner::give_all_up(const std::string& why) {
     if (transfer->told) continue;
     transfer->fail(FI_EIO, why);
     transfer->num_failed += std::exchange(transfer->num_outstanding, 0);
-    give_up(transfer);
+    give_up(*transfer);
   }
 }
 

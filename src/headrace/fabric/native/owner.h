@@ -171,18 +171,22 @@ class Owner {
   void complete_send(Op& op, const Completion& completion);
   void complete_receive(const Completion& completion);
   void receive(std::span<const std::byte> fragment);
-  void posted(Write write, Peer& peer, bool finished);
+  void posted(const Write& write, Peer& peer, bool finished);
   bool may_post(Peer& peer, std::uint64_t now) const;
   void park(Peer& peer);
   void share_windows();
 
   // probe.cpp
+  struct Ball {
+    std::shared_ptr<Transfer> transfer;
+    Write write;
+  };
   struct Echo {
-    Write ball;
+    Ball ball;
     std::uint64_t owed = 0;
   };
   struct Rally {
-    Write ball;
+    Ball ball;
     std::uint32_t reply = 0;
     std::uint64_t left = 0;
     std::uint64_t pause = 0;
@@ -191,10 +195,10 @@ class Owner {
     std::uint64_t sent_at = 0;  // 0: it is our turn
     std::uint64_t next_at = 0;
   };
-  Write serve(std::uint64_t peer, std::uint32_t imm);
+  Ball serve(std::uint64_t peer, std::uint32_t imm);
   bool probed(std::uint32_t imm, std::uint64_t now);
   bool play();
-  bool hit(const Write& ball);
+  bool hit(const Ball& ball);
   void arrived(std::uint32_t imm, std::uint64_t now) {
     if ((!rally_ && echoes_.empty()) || !probed(imm, now)) counters_->arrived(imm, now);
   }
@@ -214,8 +218,8 @@ class Owner {
   bool check_target(Transfer& transfer, const LastWrite& last);
   void queue_program(std::uint64_t step, std::vector<Part> parts, const std::vector<GatedLast>& lasts);
   void queue_writes(const std::shared_ptr<Transfer>& list, PageWrites writes);
-  void give_up(const std::shared_ptr<Transfer>& transfer);
-  void settle(const std::shared_ptr<Transfer>& transfer);
+  void give_up(Transfer& transfer);
+  void settle(Transfer& transfer);
   void forget(const std::vector<std::uint64_t>& told);
 
   const pid_t process_ = ::getpid();

@@ -36,7 +36,7 @@ std::vector<std::uint64_t> Owner::round_trips(std::uint64_t peer, std::uint32_t 
 }
 
 // The write that goes back and forth: the first bytes of one memory to the same place in the other.
-Write Owner::serve(std::uint64_t peer, std::uint32_t imm) {
+Owner::Ball Owner::serve(std::uint64_t peer, std::uint32_t imm) {
   const Peer& to = peer_of(peer);
   if (!to.target || to.target->length < kProbeBytes || memory_.length() < kProbeBytes)
     throw InputError("peer", "must be connected, with memory of at least 8 bytes on both sides");
@@ -44,10 +44,10 @@ Write Owner::serve(std::uint64_t peer, std::uint32_t imm) {
   transfer->peer = peer;
   transfer->imm = imm;
   transfer->told = true;  // nobody waits for its end
-  Write ball;
-  ball.transfer = std::move(transfer);
-  ball.length = kProbeBytes;
-  return ball;
+  Write write;
+  write.transfer = transfer.get();
+  write.length = kProbeBytes;
+  return {std::move(transfer), write};
 }
 
 // True where the arrival is a measurement's, and nobody else's.
@@ -79,11 +79,11 @@ bool Owner::play() {
   return true;
 }
 
-bool Owner::hit(const Write& ball) {
+bool Owner::hit(const Ball& ball) {
   const auto found = peers_.find(ball.transfer->peer);
   if (found == peers_.end()) return false;
   Peer& peer = found->second;
-  const Posted post = peer.link->post_write(found->first, memory_.data(), ball);
+  const Posted post = peer.link->post_write(found->first, memory_.data(), ball.write);
   const bool under_way = post.kind == Posted::Kind::under_way;
   if (!under_way && post.kind != Posted::Kind::finished) return false;
   peer.num_writes_outstanding += under_way;

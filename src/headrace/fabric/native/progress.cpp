@@ -15,7 +15,8 @@ constexpr std::uint64_t kMillisecond = 1'000'000;
 constexpr std::uint64_t kMaxPark = 50 * kMillisecond;
 constexpr unsigned kUnreachable = 6;                           // refusals in a row after which only time brings a retry
 constexpr int kBurst = 32;                                     // writes per peer and turn; so of fragments
-constexpr std::uint64_t kBurstBytes = std::uint64_t{1} << 20;  // likewise, where they are copied here
+constexpr int kCopiedBurst = 256;                              // likewise, where they are copied here
+constexpr std::uint64_t kBurstBytes = std::uint64_t{1} << 20;  // of these
 constexpr std::uint64_t kIdleLook = 32;  // turns without work between two looks at queues where nothing is awaited
 
 std::string described(const Posted& post) { return std::string(post.call) + ": " + fi_strerror(post.code); }
@@ -83,7 +84,7 @@ void Owner::complete_write(Op& op, const Completion& completion) {
     // Its reader can never count to the end: what is not posted yet never will be.
     if (!transfer->complete) transfer->given_up = true;
   }
-  settle(transfer);
+  settle(*transfer);
 }
 
 void Owner::complete_send(Op& op, const Completion& completion) {
@@ -191,8 +192,9 @@ bool Owner::post_writes(std::uint64_t id, Peer& peer) {
   bool busy = false;
   bool more = true;
   std::uint64_t num_bytes = 0;
-  for (int burst = 0; burst < kBurst && num_bytes < kBurstBytes && peer.has_room(); ++burst) {
-    auto write = peer.writes.peek(layers_seen_);
+  const int longest = peer.window == 0 ? kCopiedBurst : kBurst;
+  for (int burst = 0; burst < longest && num_bytes < kBurstBytes && peer.has_room(); ++burst) {
+    const auto write = peer.writes.peek(layers_seen_);
     if (!write) {
       more = false;
       break;
@@ -206,7 +208,7 @@ bool Owner::post_writes(std::uint64_t id, Peer& peer) {
     }
     if (post.kind == Posted::Kind::failed) {
       write->transfer->fail(post.code, described(post));
-      give_up(write->transfer);
+      give_up(*write->transfer);
       continue;
     }
     peer.parked_until = 0;
@@ -219,14 +221,14 @@ bool Owner::post_writes(std::uint64_t id, Peer& peer) {
     const bool finished = post.kind == Posted::Kind::finished;
     if (finished) num_bytes += write->length - write->done;
     peer.writes.advance();
-    posted(std::move(*write), peer, finished);
+    posted(*write, peer, finished);
   }
   peer.link->flush(more);
   return busy;
 }
 
-void Owner::posted(Write write, Peer& peer, bool finished) {
-  const auto transfer = write.transfer;
+void Owner::posted(const Write& write, Peer& peer, bool finished) {
+  Transfer* transfer = write.transfer;
   peer.num_writes_outstanding += !finished;
   ++transfer->num_posted;
   transfer->num_outstanding += !finished;
@@ -235,14 +237,14 @@ void Owner::posted(Write write, Peer& peer, bool finished) {
   statistics_.num_bytes_posted += write.length;
   if (write.last) {
     transfer->complete = true;
-    return settle(transfer);
+    return settle(*transfer);
   }
   --transfer->num_unposted;
   if (write.position >= 0) {
     ++transfer->num_hashing;
-    digester_.add(std::move(write));
+    digester_.add(write);
   }
-  settle(transfer);
+  settle(*transfer);
 }
 
 }  // namespace headrace::fabric

@@ -142,7 +142,7 @@ Posted RailLink::post_write(std::uint64_t peer, const std::byte* from, const Wri
   const Pair& pair = pairs_[next_];
   Op* op = pair.ours->take(OpKind::write);
   op->peer = peer;
-  op->transfer = write.transfer;
+  op->transfer = write.transfer->shared_from_this();
   const RemotePlace place{.at = base_ + write.dst, .key = keys_[pair.key]};
   const long rc = pair.ours->post_write(op, pair.theirs, from, write.length, write.transfer->imm, place);
   if (rc == 0) {

@@ -71,7 +71,7 @@ std::optional<Write> Program::peek(std::uint64_t counter) {
       const bool covers = writes->layer_begin <= layer_ && layer_ < writes->layer_end;
       if (transfer->given_up || !covers || page_ >= writes->num_pages()) continue;
       Write write = writes->at(layer_, page_);
-      write.transfer = transfer;
+      write.transfer = transfer.get();
       write.done = done_;
       if (transfer->digests.empty()) write.position = -1;
       return write;
@@ -127,7 +127,7 @@ std::optional<Write> WriteQueue::peek_last() {
   from_ = From::lasts;
   const LastWrite& last = *lasts_.front()->last;
   Write write;
-  write.transfer = lasts_.front();
+  write.transfer = lasts_.front().get();
   write.src = last.src;
   write.dst = last.dst;
   write.length = last.length;

@@ -31,7 +31,9 @@ struct LastWrite {
   std::uint64_t digests_at = 0;
 };
 
-struct Transfer {
+// Shared by the table of transfers, the lists it is written from and the operations under way: what is posted for it
+// passes a plain pointer, since every count of a shared one would wait for the stores of the copy before.
+struct Transfer : std::enable_shared_from_this<Transfer> {
   std::uint64_t id = 0;
   std::uint64_t peer = 0;
   std::uint32_t imm = 0;
@@ -63,7 +65,7 @@ struct Transfer {
 };
 
 struct Write {
-  std::shared_ptr<Transfer> transfer;
+  Transfer* transfer = nullptr;
   std::uint64_t src = 0;
   std::uint64_t dst = 0;
   std::uint64_t length = 0;
