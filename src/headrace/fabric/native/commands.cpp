@@ -30,7 +30,7 @@ Owner::Peer& Owner::peer_of(std::uint64_t peer) {
 }
 
 std::uint64_t Owner::add_peer(const std::string& address) {
-  return call([this, address] {
+  return ask([this, address] {
     const Address theirs = Address::decode(address);
     auto [route, link] = reach(next_peer_, theirs);
     for (const auto& [id, peer] : peers_)
@@ -60,7 +60,7 @@ std::pair<std::string, std::unique_ptr<Link>> Owner::reach(std::uint64_t id, con
 }
 
 void Owner::remove_peer(std::uint64_t peer) {
-  call([this, peer] {
+  ask([this, peer] {
     Peer& removed = peer_of(peer);
     removed.link->withdraw();
     removed.link->abandon(peer);
@@ -77,7 +77,7 @@ void Owner::remove_peer(std::uint64_t peer) {
 }
 
 std::string Owner::transport(std::uint64_t peer) {
-  return call([this, peer] { return peer_of(peer).link->transport(); });
+  return ask([this, peer] { return peer_of(peer).link->transport(); });
 }
 
 std::uint64_t Owner::cuts(const Peer& peer, std::uint64_t length) const {
@@ -85,19 +85,19 @@ std::uint64_t Owner::cuts(const Peer& peer, std::uint64_t length) const {
 }
 
 std::uint64_t Owner::num_cuts(std::uint64_t peer, std::uint64_t length) {
-  return call([this, peer, length] { return cuts(peer_of(peer), length); });
+  return ask([this, peer, length] { return cuts(peer_of(peer), length); });
 }
 
 Descriptor Owner::grant(std::uint64_t peer) {
-  return call([this, peer] { return peer_of(peer).link->grant(++num_grants_); });
+  return ask([this, peer] { return peer_of(peer).link->grant(++num_grants_); });
 }
 
 bool Owner::revoke(std::uint64_t peer) {
-  return call([this, peer] { return peer_of(peer).link->withdraw(); });
+  return ask([this, peer] { return peer_of(peer).link->withdraw(); });
 }
 
 void Owner::connect(std::uint64_t peer, const Descriptor& descriptor) {
-  call([this, peer, descriptor] {
+  ask([this, peer, descriptor] {
     Peer& connected = peer_of(peer);
     if (descriptor.length == 0) throw InputError("descriptor.length", "must be at least 1 byte");
     if (descriptor.keys.empty()) throw InputError("descriptor.keys", "must be at least one");
@@ -154,7 +154,7 @@ void Owner::end_late(std::uint64_t now) {
 }
 
 void Owner::send(std::uint64_t peer, std::string message) {
-  call([this, peer, bytes = std::move(message)]() mutable {
+  post([this, peer, bytes = std::move(message)]() mutable {
     Peer& to = peer_of(peer);
     if (bytes.empty() || bytes.size() > kMaxMessage)
       throw InputError("message", "has " + std::to_string(bytes.size()) + " bytes, not 1 to 16 MiB");
@@ -171,19 +171,22 @@ void Owner::send(std::uint64_t peer, std::string message) {
 }
 
 void Owner::arm(std::uint32_t imm, std::uint64_t expected) {
-  call([this, imm, expected] { counters_->arm(imm, expected); });
+  admit();
+  counters_->arm(imm, expected);
 }
 
 void Owner::retarget(std::uint32_t imm, std::uint64_t expected) {
-  call([this, imm, expected] { counters_->retarget(imm, expected, now_ns()); });
+  admit();
+  counters_->retarget(imm, expected, now_ns());
 }
 
 void Owner::disarm(std::uint32_t imm) {
-  call([this, imm] { counters_->disarm(imm); });
+  admit();
+  counters_->disarm(imm);
 }
 
 Statistics Owner::statistics() {
-  return call([this] {
+  return ask([this] {
     Statistics now = statistics_;
     now.num_peers_now = peers_.size();
     now.num_transfers_now = num_transfers_;

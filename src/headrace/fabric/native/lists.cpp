@@ -64,7 +64,7 @@ bool Owner::check_target(Transfer& transfer, const LastWrite& last) {
 }
 
 std::uint64_t Owner::open_transfer(std::uint64_t peer, std::uint32_t imm, std::uint64_t num_pages, double deadline_s) {
-  return call([this, peer, imm, num_pages, deadline_s] {
+  const auto open = [this, peer, imm, num_pages, deadline_s] {
     if (!(deadline_s >= 0)) throw InputError("deadline_s", "must be at least 0");
     const Peer& to = peer_of(peer);
     if (!to.target) throw InputError("peer", std::to_string(peer) + " is not connected: no descriptor of its memory");
@@ -80,11 +80,12 @@ std::uint64_t Owner::open_transfer(std::uint64_t peer, std::uint32_t imm, std::u
     if (deadline_s < kNoDeadline)
       deadlines_.emplace(now_ns() + static_cast<std::uint64_t>(deadline_s * 1e9), transfer->id);
     return transfer->id;
-  });
+  };
+  return deadline_s < kNoDeadline ? call(open) : ask(open);
 }
 
 void Owner::submit_pages(std::uint64_t transfer, PageWrites writes) {
-  call([this, transfer, writes = std::move(writes)]() mutable {
+  post([this, transfer, writes = std::move(writes)]() mutable {
     const auto list = open_list(transfer);
     check_source(writes, "writes.src");
     if (!list->digests.empty()) check_positions(writes, list->digests.size(), "writes");
@@ -95,7 +96,7 @@ void Owner::submit_pages(std::uint64_t transfer, PageWrites writes) {
 }
 
 void Owner::submit_write(std::uint64_t transfer, std::uint64_t src, std::uint64_t dst, std::uint64_t length) {
-  call([=, this] {
+  post([=, this] {
     const auto list = open_list(transfer);
     const auto whole = PageWrites::single(src, dst, length);
     check_source(whole, "src_offset");
@@ -117,7 +118,7 @@ void Owner::queue_writes(const std::shared_ptr<Transfer>& list, PageWrites write
 }
 
 void Owner::submit_last(std::uint64_t transfer, std::optional<LastWrite> last) {
-  call([this, transfer, last] {
+  post([this, transfer, last] {
     const auto list = open_list(transfer);
     if (last) check_last(*list, *last);
     list->ended = true;
@@ -185,7 +186,7 @@ void Owner::queue_program(std::uint64_t step, std::vector<Part> parts, const std
 }
 
 std::vector<std::pair<std::uint64_t, std::uint64_t>> Owner::fail_step(std::uint64_t step) {
-  return call([this, step] {
+  return ask([this, step] {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> closed;
     const auto found = steps_.find(step);
     if (found == steps_.end()) return closed;
@@ -207,7 +208,7 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> Owner::fail_step(std::uint6
 }
 
 std::uint64_t Owner::close_transfer(std::uint64_t transfer) {
-  return call([this, transfer] {
+  return ask([this, transfer] {
     const auto list = transfer_of(transfer);
     list->ended = true;
     give_up(*list);
@@ -243,7 +244,17 @@ void Owner::settle(Transfer& transfer) {
                                .text = transfer.text});
 }
 
+void Owner::forget_told() {
+  std::vector<std::uint64_t> told;
+  {
+    const std::lock_guard guard(mutex_);
+    told.swap(told_);
+  }
+  forget(told);
+}
+
 void Owner::forget(const std::vector<std::uint64_t>& told) {
+  if (told.empty()) return;
   for (const std::uint64_t id : told) transfers_.erase(id);
   std::erase_if(steps_, [this](const auto& step) {
     return std::ranges::none_of(step.second, [this](std::uint64_t id) { return transfers_.contains(id); });

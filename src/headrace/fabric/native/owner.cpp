@@ -100,18 +100,30 @@ void Owner::leave_to_parent() {
 }
 
 std::uint64_t Owner::cpu_ns() {
-  return call([] {
+  return ask([this] {
+    clockid_t clock{};
     timespec spent{};
-    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+    ::pthread_getcpuclockid(thread_.native_handle(), &clock);
+    ::clock_gettime(clock, &spent);
     return static_cast<std::uint64_t>(spent.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(spent.tv_nsec);
   });
 }
 
-void Owner::push(std::function<void()> command) {
+bool Owner::admit() {
   if (forked()) throw Closed();  // nobody would answer
   const std::lock_guard guard(mutex_);
+  refuse();
+  return commands_.empty();
+}
+
+void Owner::refuse() const {
   if (failure_) std::rethrow_exception(failure_);
   if (stopping_) throw Closed();
+}
+
+void Owner::push(std::function<void()> command) {
+  const std::lock_guard guard(mutex_);
+  refuse();
   queue(std::move(command));
 }
 
@@ -130,15 +142,13 @@ std::vector<Event> Owner::drain() {
     if (events.empty()) std::rethrow_exception(failure_);
     return events;
   }
-  std::vector<std::uint64_t> told;
   for (const Event& event : events)
-    if (const auto* done = std::get_if<TransferDone>(&event)) told.push_back(done->transfer);
-  // Their ids end here. No answer is needed: commands run in order, so later calls find them gone.
-  if (!told.empty() && !stopping_) queue([this, told] { forget(told); });
+    if (const auto* done = std::get_if<TransferDone>(&event)) told_.push_back(done->transfer);
   return events;
 }
 
 void Owner::run() {
+  const std::lock_guard ours(turn_);
   try {
     while (turn()) {
     }
@@ -171,11 +181,14 @@ bool Owner::turn() {
 
 bool Owner::run_commands() {
   std::vector<std::function<void()>> commands;
+  std::vector<std::uint64_t> told;
   {
     const std::lock_guard guard(mutex_);
     commands.swap(commands_);
+    told.swap(told_);
     has_commands_ = stopping_;  // still something to do: or the owner would lie down once more before it ends
   }
+  forget(told);
   for (auto& command : commands) command();
   return !commands.empty();
 }
@@ -196,6 +209,7 @@ void Owner::open_lasts() {
 }
 
 void Owner::sleep() {
+  forget_told();
   std::uint64_t gate = Doorbell::kNever;
   std::uint64_t until = now_ns() + (peers_.empty() ? 1000 : 100) * kMillisecond;
   for (auto& [id, peer] : peers_) {
@@ -221,7 +235,10 @@ void Owner::sleep() {
     const std::uint64_t rest = until > now ? until - now : 0;
     const timespec timeout{static_cast<time_t>(rest / 1'000'000'000), static_cast<long>(rest % 1'000'000'000)};
     // Whatever it was: room in a lane, a completion, a connection that came to stand.
-    if (::ppoll(waited.data(), waited.size(), &timeout, nullptr) > 0)
+    turn_.unlock();
+    const int num_ready = ::ppoll(waited.data(), waited.size(), &timeout, nullptr);
+    turn_.lock();
+    if (num_ready > 0)
       for (auto& [id, peer] : peers_) peer.may_retry = true;
   }
   if (mapped_) mapped_->get_up();

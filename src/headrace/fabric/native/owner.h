@@ -1,5 +1,7 @@
-// The owner: one thread that owns the endpoint and every table beside it. Calls from other threads become commands it
-// runs between its turns; `raise_layers` alone goes past them. It runs no Python, so no GIL can delay it.
+// The owner: one thread that owns the endpoint and every table beside it, while it is awake. Calls from other threads
+// become commands it runs between its turns; where it sleeps, the caller takes its place for the length of the command,
+// since waking it takes ten times as long. `raise_layers` alone goes past both. It runs no Python, so no GIL can delay
+// it.
 //
 // A turn is bounded work: some commands, one batch of completions and of what came over lanes, messages then writes
 // peer by peer, one slice of digests. Without work it spins for at most 20 us and then sleeps on the completion queues
@@ -142,10 +144,22 @@ class Owner {
     }
   };
 
+  // Done by the owner, or instead of it. `ask`: that leaves it nothing to do, and it sleeps on; `call`: it is woken;
+  // `post`: what was queued by it is posted too, where it is little.
+  template <class Act>
+  auto ask(Act act);
   template <class Act>
   auto call(Act act);
+  template <class Act>
+  void post(Act act);
+  template <class Act>
+  auto wait_for(Act act);
+  bool admit();         // throws where nobody is there to be called. -> no command waits
+  void refuse() const;  // likewise, with mutex_ held
   void push(std::function<void()> command);
   void queue(std::function<void()> command);  // with mutex_ held
+  void forget_told();
+  void forget(const std::vector<std::uint64_t>& told);
 
   // owner.cpp (the loop) and progress.cpp
   void run();
@@ -155,6 +169,7 @@ class Owner {
   bool read_completions();
   bool read_lanes();
   bool post_all();
+  bool post_little();
   bool post_messages(std::uint64_t id, Peer& peer);
   bool post_writes(std::uint64_t id, Peer& peer);
   bool hash_some();
@@ -220,18 +235,19 @@ class Owner {
   void queue_writes(const std::shared_ptr<Transfer>& list, PageWrites writes);
   void give_up(Transfer& transfer);
   void settle(Transfer& transfer);
-  void forget(const std::vector<std::uint64_t>& told);
 
   const pid_t process_ = ::getpid();
+  std::mutex turn_;  // who has it is the owner: our thread, except while it sleeps. Taken before mutex_
   Fd memory_fd_;
   Mapping memory_;
   const std::uint64_t sender_;
   const std::shared_ptr<EventQueue> events_ = std::make_shared<EventQueue>();
   Doorbell bell_;
-  std::mutex mutex_;  // commands_, stopping_, failure_
+  std::mutex mutex_;  // commands_, stopping_, failure_, told_
   std::vector<std::function<void()>> commands_;
   bool stopping_ = false;
   std::exception_ptr failure_;
+  std::vector<std::uint64_t> told_;  // transfers whose end was drained: their ids end before the next command
   std::atomic<bool> has_commands_{false};
   std::vector<std::unique_ptr<Rails>> rails_;  // by preference
   std::unique_ptr<Mapped> mapped_;
@@ -270,6 +286,34 @@ class Owner {
 
 template <class Act>
 auto Owner::call(Act act) {
+  struct Knock {
+    Doorbell& bell;
+    ~Knock() { bell.knock(); }
+  } const knock{bell_};
+  return ask(std::move(act));
+}
+
+template <class Act>
+void Owner::post(Act act) {
+  const bool more = ask([this, act = std::move(act)]() mutable {
+    act();
+    return !post_little();
+  });
+  if (more) bell_.knock();
+}
+
+template <class Act>
+auto Owner::ask(Act act) {
+  if (forked()) throw Closed();  // nobody would answer
+  if (std::unique_lock turn(turn_, std::try_to_lock); turn && admit()) {
+    forget_told();
+    return act();
+  }
+  return wait_for(std::move(act));
+}
+
+template <class Act>
+auto Owner::wait_for(Act act) {
   using Result = std::invoke_result_t<Act>;
   // Shared: the owner may still be leaving the task when its answer is already here.
   auto task = std::make_shared<std::packaged_task<Result()>>(std::move(act));

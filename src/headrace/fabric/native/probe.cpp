@@ -17,7 +17,7 @@ constexpr std::chrono::seconds kLongest{60};
 }  // namespace
 
 void Owner::echo(std::uint64_t peer, std::uint32_t imm, std::uint32_t reply) {
-  call([this, peer, imm, reply] { echoes_[imm] = Echo{.ball = serve(peer, reply)}; });
+  ask([this, peer, imm, reply] { echoes_[imm] = Echo{.ball = serve(peer, reply)}; });
 }
 
 std::vector<std::uint64_t> Owner::round_trips(std::uint64_t peer, std::uint32_t imm, std::uint32_t reply,

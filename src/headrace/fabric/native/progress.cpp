@@ -17,6 +17,7 @@ constexpr unsigned kUnreachable = 6;                           // refusals in a 
 constexpr int kBurst = 32;                                     // writes per peer and turn; so of fragments
 constexpr int kCopiedBurst = 256;                              // likewise, where they are copied here
 constexpr std::uint64_t kBurstBytes = std::uint64_t{1} << 20;  // of these
+constexpr std::uint64_t kLittle = std::uint64_t{32} << 10;     // what a caller copies itself
 constexpr std::uint64_t kIdleLook = 32;  // turns without work between two looks at queues where nothing is awaited
 
 std::string described(const Posted& post) { return std::string(post.call) + ": " + fi_strerror(post.code); }
@@ -154,6 +155,23 @@ bool Owner::post_all() {
   for (auto& [id, peer] : order) busy |= post_messages(id, *peer);
   for (auto& [id, peer] : order) busy |= post_writes(id, *peer);
   return busy;
+}
+
+// Instead of the owner, which sleeps: some microseconds of copying, so that it need not be woken for them. True:
+// nothing is left for it to do.
+bool Owner::post_little() {
+  for (auto& [id, peer] : peers_) {
+    const auto write = peer.writes.peek(layers_seen_);
+    const bool any = write || !peer.messages.empty();
+    if (any && (peer.window > 0 || peer.num_queued_bytes > kLittle)) return false;
+    if (write && write->transfer->num_unposted * write->length > kLittle) return false;
+  }
+  post_all();
+  const auto waits = [this](auto& each) {
+    Peer& peer = each.second;
+    return peer.parked_until > 0 || !peer.messages.empty() || peer.writes.peek(layers_seen_);
+  };
+  return digester_.idle() && std::ranges::none_of(peers_, waits);
 }
 
 bool Owner::post_messages(std::uint64_t id, Peer& peer) {
