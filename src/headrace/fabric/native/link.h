@@ -33,6 +33,7 @@ struct Posted {
     failed,
   };
   Kind kind = Kind::under_way;
+  bool whole() const { return kind == Kind::under_way || kind == Kind::finished; }
   std::uint64_t done = 0;  // of a write that is not finished: its bytes that were copied
   int code = 0;
   const char* call = "";

@@ -16,6 +16,7 @@
 #include <exception>
 #include <functional>
 #include <future>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -138,7 +139,10 @@ class Owner {
     bool refused = false;            // in this turn
 
     // Where writes complete later, so many may be under way; 0: where they are copied at once.
-    bool has_room() const { return window == 0 || num_writes_outstanding < window; }
+    std::size_t room() const {
+      if (window == 0) return std::numeric_limits<std::size_t>::max();
+      return window > num_writes_outstanding ? window - num_writes_outstanding : 0;
+    }
     void unqueue(const std::shared_ptr<OutgoingMessage>& message) {
       if (std::erase(messages, message) > 0) num_queued_bytes -= message->cost();
     }
@@ -186,7 +190,7 @@ class Owner {
   void complete_send(Op& op, const Completion& completion);
   void complete_receive(const Completion& completion);
   void receive(std::span<const std::byte> fragment);
-  void posted(const Write& write, Peer& peer, bool finished);
+  void posted(std::span<const Write> run, Peer& peer);
   bool may_post(Peer& peer, std::uint64_t now) const;
   void park(Peer& peer);
   void share_windows();

@@ -63,21 +63,23 @@ Program::Program(std::uint64_t step, std::vector<Part> parts, std::vector<Progra
   }
 }
 
-std::optional<Write> Program::peek(std::uint64_t counter) {
+void Program::peek(std::uint64_t counter, std::size_t limit, std::vector<Write>& run) {
   for (; layer_ < layer_end_; ++layer_, part_ = 0, page_ = 0, done_ = 0) {
-    if (gated_ && counter < step_ * kLayersPerStep + layer_ + 1) return std::nullopt;
+    if (gated_ && counter < step_ * kLayersPerStep + layer_ + 1) return;
     for (; part_ < parts_.size(); ++part_, page_ = 0, done_ = 0) {
       const auto& [transfer, writes] = parts_[part_];
       const bool covers = writes->layer_begin <= layer_ && layer_ < writes->layer_end;
       if (transfer->given_up || !covers || page_ >= writes->num_pages()) continue;
-      Write write = writes->at(layer_, page_);
-      write.transfer = transfer.get();
-      write.done = done_;
-      if (transfer->digests.empty()) write.position = -1;
-      return write;
+      const std::size_t end = page_ + std::min(limit, writes->num_pages() - page_);
+      for (std::size_t page = page_; page < end; ++page) {
+        Write& write = run.emplace_back(writes->at(layer_, page));
+        write.transfer = transfer.get();
+        if (transfer->digests.empty()) write.position = -1;
+      }
+      run.front().done = done_;
+      return;
     }
   }
-  return std::nullopt;
 }
 
 void Program::open_lasts(std::uint64_t counter, std::vector<std::shared_ptr<Transfer>>& opened) {
@@ -100,17 +102,22 @@ void WriteQueue::drop_program(std::uint64_t step) {
   std::erase_if(programs_, [step](const Program& program) { return program.step() == step; });
 }
 
-std::optional<Write> WriteQueue::peek(std::uint64_t counter) {
+std::span<const Write> WriteQueue::peek(std::uint64_t counter, std::size_t limit) {
+  run_.clear();
   // A last write makes a request ready: first. Then by turns, so that neither a long hit nor a step starves the other.
-  if (auto write = peek_last()) return write;
-  auto write = programs_first_ ? peek_program(counter) : peek_ready();
-  return write ? write : programs_first_ ? peek_ready() : peek_program(counter);
+  peek_last();
+  for (const bool programs : {programs_first_, !programs_first_}) {
+    if (!run_.empty()) break;
+    programs ? peek_program(counter, limit) : peek_ready(limit);
+  }
+  return run_;
 }
 
-void WriteQueue::advance() {
+void WriteQueue::advance(std::size_t count) {
+  if (count == 0) return;
   if (from_ == From::lasts) return last_done_ = 0, lasts_.pop_front();
   programs_first_ = from_ == From::ready;
-  (from_ == From::ready ? ready_ : programs_).front().advance();
+  (from_ == From::ready ? ready_ : programs_).front().advance(count);
 }
 
 void WriteQueue::keep(std::uint64_t done) {
@@ -121,35 +128,34 @@ void WriteQueue::keep(std::uint64_t done) {
   }
 }
 
-std::optional<Write> WriteQueue::peek_last() {
+void WriteQueue::peek_last() {
   for (; !lasts_.empty() && lasts_.front()->given_up; lasts_.pop_front()) last_done_ = 0;
-  if (lasts_.empty()) return std::nullopt;
+  if (lasts_.empty()) return;
   from_ = From::lasts;
   const LastWrite& last = *lasts_.front()->last;
-  Write write;
+  Write& write = run_.emplace_back();
   write.transfer = lasts_.front().get();
   write.src = last.src;
   write.dst = last.dst;
   write.length = last.length;
   write.last = true;
   write.done = last_done_;
-  return write;
 }
 
-std::optional<Write> WriteQueue::peek_ready() {
+void WriteQueue::peek_ready(std::size_t limit) {
   from_ = From::ready;
-  for (; !ready_.empty(); ready_.pop_front())
-    if (auto write = ready_.front().peek(0)) return write;
-  return std::nullopt;
+  for (; !ready_.empty(); ready_.pop_front()) {
+    ready_.front().peek(0, limit, run_);
+    if (!run_.empty()) return;
+  }
 }
 
-std::optional<Write> WriteQueue::peek_program(std::uint64_t counter) {
+void WriteQueue::peek_program(std::uint64_t counter, std::size_t limit) {
   from_ = From::programs;
   for (; !programs_.empty(); programs_.pop_front()) {
-    if (auto write = programs_.front().peek(counter)) return write;
-    if (!programs_.front().finished()) return std::nullopt;
+    programs_.front().peek(counter, limit, run_);
+    if (!run_.empty() || !programs_.front().finished()) return;
   }
-  return std::nullopt;
 }
 
 void WriteQueue::open_lasts(std::uint64_t counter, std::vector<std::shared_ptr<Transfer>>& opened) {

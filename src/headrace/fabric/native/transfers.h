@@ -12,6 +12,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -122,8 +123,9 @@ class Program {
   explicit Program(Part part);
   Program(std::uint64_t step, std::vector<Part> parts, std::vector<ProgramLast> lasts);
 
-  std::optional<Write> peek(std::uint64_t counter);
-  void advance() { ++page_, done_ = 0; }
+  // Adds the next ones that may be posted now to `run`, pages of one layer of one transfer, up to `limit`.
+  void peek(std::uint64_t counter, std::size_t limit, std::vector<Write>& run);
+  void advance(std::size_t count) { page_ += count, done_ = 0; }
   void keep(std::uint64_t done) { done_ = done; }
   // Opens the last writes whose layers are computed, and hands out their transfers.
   void open_lasts(std::uint64_t counter, std::vector<std::shared_ptr<Transfer>>& opened);
@@ -152,23 +154,24 @@ class WriteQueue {
   void add_last(std::shared_ptr<Transfer> transfer) { lasts_.push_back(std::move(transfer)); }
   void drop_program(std::uint64_t step);
 
-  // The next write that may be posted now; `advance` once it was, `keep` what was done of one that was not all: others
-  // may come before it is offered again.
-  std::optional<Write> peek(std::uint64_t counter);
-  void advance();
+  // The next writes that may be posted now, at most `limit`, all of one transfer; valid until the next call. `advance`
+  // past those that were, then `keep` what was done of the next: others may come before it is offered again.
+  std::span<const Write> peek(std::uint64_t counter, std::size_t limit);
+  void advance(std::size_t count);
   void keep(std::uint64_t done);
   void open_lasts(std::uint64_t counter, std::vector<std::shared_ptr<Transfer>>& opened);
   std::uint64_t gate() const;
 
  private:
   enum class From { lasts, ready, programs };
-  std::optional<Write> peek_last();
-  std::optional<Write> peek_ready();
-  std::optional<Write> peek_program(std::uint64_t counter);
+  void peek_last();
+  void peek_ready(std::size_t limit);
+  void peek_program(std::uint64_t counter, std::size_t limit);
 
   std::deque<std::shared_ptr<Transfer>> lasts_;
   std::deque<Program> ready_;
   std::deque<Program> programs_;
+  std::vector<Write> run_;
   std::uint64_t last_done_ = 0;  // of the first of `lasts_`
   From from_ = From::lasts;
   bool programs_first_ = true;
