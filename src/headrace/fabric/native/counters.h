@@ -52,8 +52,18 @@ class ImmCounters {
     --counts_.num_armed;
   }
 
-  void arrived(std::uint32_t imm, std::uint64_t now_ns) {
+  void arrived(std::uint32_t imm, std::uint64_t count, std::uint64_t now_ns) {
     const std::lock_guard guard(mutex_);
+    for (; count > 0; --count) count_one(imm, now_ns);
+  }
+
+  Counts counts() const {
+    const std::lock_guard guard(mutex_);
+    return counts_;
+  }
+
+ private:
+  void count_one(std::uint32_t imm, std::uint64_t now_ns) {
     ++counts_.num_arrivals;
     auto& slot = slots_[imm & kSlotMask];
     if (!slot || slot->imm != imm) {
@@ -69,12 +79,6 @@ class ImmCounters {
     }
   }
 
-  Counts counts() const {
-    const std::lock_guard guard(mutex_);
-    return counts_;
-  }
-
- private:
   static constexpr unsigned kSlotBits = 12;  // interface.IMM_SLOT_BITS
   static constexpr std::uint32_t kSlotMask = (std::uint32_t{1} << kSlotBits) - 1;
 

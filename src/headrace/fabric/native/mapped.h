@@ -9,6 +9,7 @@
 // and of the memory there: none -> asked (its descriptor came) -> open (mapped) | denied | lost, until the next one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -102,7 +103,8 @@ class Mapped {
 
   std::unique_ptr<Link> link(std::uint64_t peer, const std::string& control);
 
-  // What has come over the lanes, some of each: `arrived(imm)`, `received(fragment)`. True when there was anything.
+  // What has come over the lanes, some of each: `arrived(imm, count)`, `received(fragment)`. True when there was
+  // anything.
   template <class Arrived, class Received>
   bool read(Arrived arrived, Received received);
   bool has_news() const;
@@ -169,8 +171,10 @@ bool Mapped::read(Arrived arrived, Received received) {
       if (!in.lane->has_news()) continue;
       any = true;
       const auto imms = in.lane->peek_imms(kMaxImms);
-      for (const std::uint32_t imm : imms) {
-        if (in.lane->may_count) arrived(imm);
+      for (auto next = imms.begin(); next != imms.end() && in.lane->may_count;) {
+        const auto first = next;
+        next = std::find_if(first, imms.end(), [first](std::uint32_t imm) { return imm != *first; });
+        arrived(*first, static_cast<std::uint64_t>(next - first));
       }
       in.lane->pop_imms(imms.size());
       for (int i = 0; i < kMaxFragments; ++i) {

@@ -218,8 +218,10 @@ class Owner {
   bool probed(std::uint32_t imm, std::uint64_t now);
   bool play();
   bool hit(const Ball& ball);
-  void arrived(std::uint32_t imm, std::uint64_t now) {
-    if ((!rally_ && echoes_.empty()) || !probed(imm, now)) counters_->arrived(imm, now);
+  void arrived(std::uint32_t imm, std::uint64_t count, std::uint64_t now) {
+    if (rally_ || !echoes_.empty())
+      while (count > 0 && probed(imm, now)) --count;
+    counters_->arrived(imm, count, now);
   }
 
   // commands.cpp and lists.cpp: the tables

@@ -40,9 +40,9 @@ bool Owner::read_all() {
 
 bool Owner::read_lanes() {
   std::uint64_t now = 0;
-  const auto arrived = [&](std::uint32_t imm) {
+  const auto arrived = [&](std::uint32_t imm, std::uint64_t count) {
     if (now == 0) now = now_ns();
-    this->arrived(imm, now);
+    this->arrived(imm, count, now);
   };
   return mapped_->read(arrived, [this](std::span<const std::byte> fragment) { receive(fragment); });
 }
@@ -59,7 +59,7 @@ bool Owner::read_completions() {
 }
 
 void Owner::complete(Completion& completion, std::uint64_t now) {
-  if (completion.op == nullptr) return arrived(completion.imm, now);
+  if (completion.op == nullptr) return arrived(completion.imm, 1, now);
   Op& op = *completion.op;
   // Taken out of the pool's hands first: what follows may end the transfer that the op keeps alive.
   switch (op.kind) {
