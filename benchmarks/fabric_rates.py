@@ -5,7 +5,11 @@ run to warm up; all kinds and page sizes take turns. Clock: CLOCK_MONOTONIC from
 the counter's target in the reader (to the last byte read, for the socket). Each cell is the median of the runs, with
 the lowest and highest. Two processes, wherever the scheduler puts them.
 
+With the Python of a virtual environment that has NIXL or Mooncake (`pip install nixl`, `mooncake-transfer-engine`),
+they take their turns in the same run; their clock ends at the writer's completion.
+
     python benchmarks/fabric_rates.py [--runs 9] [--pages 4 12 64 256] [--digests]
+                                      [--nixl ~/nixl/bin/python] [--mooncake ~/mooncake/bin/python]
 """
 
 import argparse
@@ -24,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 from _endpoint import TRANSPORTS, positive
+from _other_engines import ENGINES
 
 from headrace.fabric.interface import Descriptor, Imm, Pages, PageWrites, PeerId, Reached
 from headrace.fabric.native import NativeFabric, Transport
@@ -158,6 +163,34 @@ class Bench:
             fabric.close()
 
 
+class Other:
+    """Another engine, under a Python of its own."""
+
+    def __init__(self, python: str, engine: str) -> None:
+        command = [python, str(Path(__file__).with_name("_other_engines.py")), engine, "--memory", str(MEMORY_BYTES)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        while (line := self._read()) != "ready":  # what the engine has to say at its start
+            assert self._process.poll() is None, f"{engine} ended: {line}"
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def rate(self, page_bytes: int) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{page_bytes}\n")
+        self._process.stdin.flush()
+        return MEMORY_BYTES // page_bytes * page_bytes / float(self._read()) / 1e9
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._read() == "0", "not every byte arrived"
+        self._process.wait()
+
+
 def cell(figures: list[float]) -> str:
     return f"{statistics.median(figures):.2f} ({min(figures):.2f}-{max(figures):.2f})"
 
@@ -167,6 +200,8 @@ def main() -> None:
     parser.add_argument("--runs", type=positive, help="how many figures a cell is of", default=9)
     parser.add_argument("--pages", type=positive, nargs="+", default=[4, 12, 64, 256], help="page sizes in KiB")
     parser.add_argument("--digests", action="store_true", help="hash every page on the way")
+    for engine in ENGINES:
+        parser.add_argument(f"--{engine}", metavar="PYTHON", help=f"a Python that has {engine}, to stand beside")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -178,6 +213,8 @@ def main() -> None:
         "one TCP socket": bench.plain_socket,
         "copy": bench.plain_copy,
     }
+    others = {each: Other(python, each) for each in ENGINES if (python := getattr(arguments, each))}
+    kinds |= {engine: other.rate for engine, other in others.items()}
     figures: dict[tuple[str, int], list[float]] = {}
     for run in range(arguments.runs + 1):
         for kib in arguments.pages:
@@ -186,6 +223,8 @@ def main() -> None:
                 if run > 0:
                     figures.setdefault((name, kib), []).append(rate)
     bench.close()
+    for other in others.values():
+        other.close()
     print("| GB/s, median (lowest-highest) | " + " | ".join(f"{kib} KiB" for kib in arguments.pages) + " |")
     print("|---" * (len(arguments.pages) + 1) + "|")
     for name in kinds:
