@@ -1,6 +1,7 @@
 """Peers of our own user that do not keep to the rules, over the control socket of a fabric: it lives, nobody else is
 disturbed, nothing is left of them. (Strangers over TCP: test_native_strangers.py.)"""
 
+import errno
 import fcntl
 import mmap
 import os
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import pytest
 from native_side import NativeSide, closing, link
 
-from headrace.fabric.interface import Imm, MessageReceived, PeerId, Reached, Revoked, Surplus
+from headrace.fabric.interface import Descriptor, Imm, MessageReceived, PeerId, Reached, Revoked, Surplus
 from headrace.fabric.native import NativeFabric
 
 HEAD = struct.Struct("<IIQQ")
@@ -33,6 +34,7 @@ FRAGMENT = struct.Struct("<IIQQII")
 FRAGMENT_MAGIC = 0x48524D31
 
 SILENCE_S = 0.3
+LOCAL = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def control_name(fabric: NativeFabric) -> bytes:
@@ -50,15 +52,26 @@ def memory_file(length: int = LANE, seals: int = SHRINK | GROW) -> int:
 class Peer:
     """One connection that says whatever it is told to."""
 
-    def __init__(self, fabric: NativeFabric) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
         self.socket.settimeout(5.0)
-        self.socket.connect(b"\0" + control_name(fabric))
         self.files: list[int] = []
         self.lane = mmap.mmap(-1, LANE)
 
-    def say(self, kind: str | int, key: int = 0, *, files: Sequence[int] = (), magic: int = MAGIC) -> None:
-        frame = HEAD.pack(magic, KINDS.index(kind) if isinstance(kind, str) else kind, key, 0)
+    @classmethod
+    def dial(cls, fabric: NativeFabric) -> "Peer":
+        made = socket.socket(*LOCAL)
+        made.connect(b"\0" + control_name(fabric))
+        return cls(made)
+
+    def keep(self, file: int) -> int:
+        self.files.append(file)
+        return file
+
+    def say(
+        self, kind: str | int, key: int = 0, *, files: Sequence[int] = (), magic: int = MAGIC, length: int = 0
+    ) -> None:
+        frame = HEAD.pack(magic, KINDS.index(kind) if isinstance(kind, str) else kind, key, length)
         socket.send_fds(self.socket, [frame], list(files))
 
     def hears(self) -> str:
@@ -107,7 +120,7 @@ class Scene:
     here: PeerId
 
     def hostile(self) -> Peer:
-        return Peer(self.victim.fabric)
+        return Peer.dial(self.victim.fabric)
 
     def is_undisturbed(self) -> bool:
         """The friend's words and bytes arrive, and what the victim answers; then once more, for what comes late."""
@@ -289,6 +302,31 @@ def test_a_peer_without_a_key_may_send_messages_and_counts_nothing(scene: Scene,
     assert (after.num_arrivals, after.num_surplus) == (before.num_arrivals, before.num_surplus)
     assert victim.told(Surplus) == [] and not any(event.imm == 7 for event in victim.told(Reached))
     victim.fabric.disarm(Imm(7))
+
+
+def test_memory_that_can_shrink_is_not_written_and_the_failure_says_why() -> None:
+    """Its owner would end us by SIGBUS."""
+    with closing(former := NativeSide(transports=("mapped",))):
+        address, name = former.fabric.address, control_name(former.fabric)
+    descriptor = Descriptor(addressing="mapped", base=0, length=1 << 20, keys=(5,), generation=1)
+    with closing(writer := NativeSide(transports=("mapped",))), socket.socket(*LOCAL) as listener:
+        listener.bind(b"\0" + name)
+        listener.listen()
+        peer = writer.fabric.add_peer(address)
+        writer.fabric.connect(peer, descriptor)
+        transfer = writer.write(peer, 1, 4096)
+        reader = Peer(listener.accept()[0])
+        try:
+            assert reader.hears() == "hello"
+            reader.say("welcome", files=[reader.keep(os.eventfd(0))])
+            assert reader.hears() == "open"
+            reader.say("opened", 5, files=[reader.keep(memory_file(1 << 20, GROW))], length=1 << 20)
+            assert reader.hears() == "closed"
+            done = writer.done(transfer, 5.0)
+        finally:
+            reader.leave()
+        assert done is not None and (done.num_posted, done.code) == (0, errno.EPERM)
+        assert "must be sealed with F_SEAL_SHRINK" in done.text
 
 
 def test_a_peer_that_closes_keys_it_never_opened_ends_nobody_elses_access(scene: Scene, hostile: Peer) -> None:

@@ -3,6 +3,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
 #include <utility>
 
 #include "clock.h"
@@ -16,7 +19,25 @@ namespace {
 constexpr std::uint64_t kSlice = std::uint64_t{1} << 20;  // of a long write in one turn: about 60 us
 constexpr std::uint64_t kRedial = 50'000'000;             // ns after a connection was lost or refused
 
+constexpr const char* kMap = "map the peer's memory";
+constexpr const char* kUnsealed = "the peer's memory file can shrink, it must be sealed with F_SEAL_SHRINK";
+
 Posted failed(int code, const char* call) { return {.kind = Posted::Kind::failed, .code = code, .call = call}; }
+
+// Memory that its owner could shorten would answer whoever writes there with SIGBUS.
+bool can_shrink(int memory_fd) {
+  const int seals = ::fcntl(memory_fd, F_GET_SEALS);
+  return seals < 0 || (seals & F_SEAL_SHRINK) == 0;
+}
+
+int sealed(int memory_fd) {
+  if (can_shrink(memory_fd) && ::fcntl(memory_fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+    throw InputError("memory_fd",
+                     "must be a memfd that can be sealed (MFD_ALLOW_SEALING), for peers of this host map it and it "
+                     "must not shrink; fcntl(F_SEAL_SHRINK) says: " +
+                         std::string(std::strerror(errno)));
+  return memory_fd;
+}
 
 }  // namespace
 
@@ -79,13 +100,14 @@ void MappedLink::linked(Fd bell) {
 
 void MappedLink::opened(std::uint64_t key, Fd memory, std::uint64_t length) {
   if (there_ != There::asked || key != key_) return transport_.control_.confirm_closed(id_, key);
+  const bool unsealed = can_shrink(memory.get());
   try {
-    if (length < length_) throw InputError("length", "shorter than its descriptor says");
+    if (unsealed || length < length_) throw InputError("memory", "is not what its descriptor says");
     memory_ = Mapping(memory.get(), length_);
     ::madvise(memory_.data(), length_, MADV_DONTFORK);
     there_ = There::open;
   } catch (const std::exception&) {
-    unmap(There::denied);
+    end_access(unsealed ? EPERM : FI_EKEYREJECTED, unsealed ? kUnsealed : kMap);
     transport_.control_.confirm_closed(id_, key);
   }
   transport_.owner_.may_retry(peer_);
@@ -93,12 +115,12 @@ void MappedLink::opened(std::uint64_t key, Fd memory, std::uint64_t length) {
 
 void MappedLink::denied(std::uint64_t key) {
   if (there_ != There::asked || key != key_) return;
-  there_ = There::denied;
+  end_access(FI_EKEYREJECTED, kMap);
   transport_.owner_.may_retry(peer_);
 }
 
 void MappedLink::close_asked(std::uint64_t key) {
-  if (there_ == There::open && key == key_) unmap(There::denied);
+  if (there_ == There::open && key == key_) end_access(FI_EKEYREJECTED, kMap);
   transport_.control_.confirm_closed(id_, key);
   transport_.owner_.may_retry(peer_);
 }
@@ -109,8 +131,7 @@ void MappedLink::lost(int code, const std::string& text) {
   dial_at_ = now_ns() + kRedial;
   lane_.reset();
   bell_ = Fd();
-  code_ = code;
-  if (there_ == There::open || there_ == There::asked) unmap(There::lost);
+  if (there_ == There::open || there_ == There::asked) end_access(code, kMap);
   transport_.owner_.may_retry(peer_);
   if (!std::exchange(lost_told_, true)) transport_.owner_.news.lost(peer_, code, text);
 }
@@ -120,9 +141,14 @@ void MappedLink::unmap(There now) {
   there_ = now;
 }
 
+void MappedLink::end_access(int code, const char* call) {
+  unmap(There::over);
+  code_ = code;
+  call_ = call;
+}
+
 Posted MappedLink::post_write(std::uint64_t, const std::byte* from, const Write& write) {
-  if (there_ == There::denied) return failed(FI_EKEYREJECTED, "map the peer's memory");
-  if (there_ == There::lost) return failed(code_, "map the peer's memory");
+  if (there_ == There::over) return failed(code_, call_);
   if (there_ != There::open) return is_ready(), Posted{.kind = Posted::Kind::full};
   std::uint64_t done = write.done;
   const std::uint64_t slice = std::min(write.length - done, kSlice);
@@ -195,7 +221,7 @@ void MappedLink::access_ended(std::uint64_t key) {
 
 Mapped::Mapped(std::string name, int bell, int memory_fd, std::size_t length, std::uint64_t sender,
                std::uint64_t silence_ns, Owner owner)
-    : memory_fd_(memory_fd),
+    : memory_fd_(sealed(memory_fd)),
       length_(length),
       sender_(sender),
       owner_(std::move(owner)),

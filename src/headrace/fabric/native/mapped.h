@@ -6,7 +6,8 @@
 //     idle      the connection is lost: the next post dials again, after a while
 //     dialling  messages and writes wait
 //     ready     the lane is read at the other end
-// and of the memory there: none -> asked (its descriptor came) -> open (mapped) | denied | lost, until the next one.
+// and of the memory there: none -> asked (its descriptor came) -> open (mapped) -> over (refused, revoked or
+// lost), until the next one.
 #pragma once
 
 #include <cstdint>
@@ -57,11 +58,12 @@ class MappedLink final : public Link {
 
  private:
   enum class State { idle, dialling, ready };
-  enum class There { none, asked, open, denied, lost };
+  enum class There { none, asked, open, over };
 
   bool is_ready();
   void dial();
   void unmap(There now);
+  void end_access(int code, const char* call);
 
   Mapped& transport_;
   std::uint64_t id_ = 0;  // another one for each dial
@@ -79,7 +81,8 @@ class MappedLink final : public Link {
   std::uint64_t key_ = 0;
   std::uint64_t length_ = 0;
   Mapping memory_;
-  int code_ = 0;
+  int code_ = 0;  // of what is over
+  const char* call_ = "";
   bool lost_told_ = false;
 
   std::optional<std::uint64_t> granted_;  // our key for this peer
@@ -96,7 +99,7 @@ class Mapped {
     std::function<void(std::uint64_t peer)> may_retry;
   };
 
-  // Listens as `name`; `memory_fd` is what peers are given.
+  // Listens as `name`; `memory_fd` is what peers are given, sealed against shrinking. Throws InputError, FabricError.
   Mapped(std::string name, int bell, int memory_fd, std::size_t length, std::uint64_t sender, std::uint64_t silence_ns,
          Owner owner);
 
