@@ -17,7 +17,9 @@ namespace headrace::fabric {
 namespace {
 
 constexpr std::uint64_t kSlice = std::uint64_t{1} << 20;  // of a long write in one turn: about 60 us
-constexpr std::uint64_t kRedial = 50'000'000;             // ns after a connection was lost or refused
+// ns after a connection was lost or refused: where something is to be sent, and where its end is to be seen
+constexpr std::uint64_t kRedial = 50'000'000;
+constexpr std::uint64_t kIdleRedial = 1'000'000'000;
 
 constexpr const char* kMap = "map the peer's memory";
 constexpr const char* kUnsealed = "the peer's memory file can shrink, it must be sealed with F_SEAL_SHRINK";
@@ -44,8 +46,9 @@ int sealed(int memory_fd) {
 // ---- a link --------------------------------------------------------------------------------------------------------
 
 MappedLink::MappedLink(Mapped& transport, std::uint64_t peer, std::string control)
-    : transport_(transport), peer_(peer), control_(std::move(control)) {
+    : transport_(transport), id_(transport.next_link_++), peer_(peer), control_(std::move(control)) {
   dial();  // though there is nothing to say yet: its end is to be seen
+  transport_.links_[id_] = this;
 }
 
 MappedLink::~MappedLink() {
@@ -72,21 +75,29 @@ void MappedLink::connect(const Descriptor& descriptor) {
 }
 
 bool MappedLink::is_ready() {
-  if (state_ != State::idle || now_ns() < dial_at_) return state_ == State::ready;
+  if (state_ == State::idle && now_ns() >= idle_since_ + kRedial) try_dial();
+  return state_ == State::ready;
+}
+
+std::uint64_t MappedLink::dial_again(std::uint64_t now) {
+  if (state_ == State::idle && now >= idle_since_ + kIdleRedial) try_dial();
+  return state_ == State::idle ? idle_since_ + kIdleRedial : 0;
+}
+
+void MappedLink::try_dial() {
   try {
     dial();
   } catch (const FabricError&) {  // no memory or file for a lane: there may be some later
-    dial_at_ = now_ns() + kRedial;
+    idle_since_ = now_ns();
   }
-  return false;
 }
 
 void MappedLink::dial() {
-  lane_ = std::make_unique<OutLane>();
-  id_ = transport_.next_link_++;
-  transport_.links_[id_] = this;
+  auto made = std::make_unique<OutLane>();
+  Fd lane(::fcntl(made->fd(), F_DUPFD_CLOEXEC, 0));
+  if (!lane) throw FabricError("fcntl(F_DUPFD_CLOEXEC)", errno, "no file for the peer's end of a lane");
+  lane_ = std::move(made);
   state_ = State::dialling;
-  Fd lane(::fcntl(lane_->fd(), F_DUPFD_CLOEXEC, 0));
   transport_.control_.dial(id_, control_, std::move(lane));
 }
 
@@ -127,8 +138,10 @@ void MappedLink::close_asked(std::uint64_t key) {
 
 void MappedLink::lost(int code, const std::string& text) {
   transport_.links_.erase(id_);
+  id_ = transport_.next_link_++;  // what is still told of the old one is not of the next
+  transport_.links_[id_] = this;
   state_ = State::idle;
-  dial_at_ = now_ns() + kRedial;
+  idle_since_ = now_ns();
   lane_.reset();
   bell_ = Fd();
   if (there_ == There::open || there_ == There::asked) end_access(code, kMap);
@@ -230,6 +243,15 @@ Mapped::Mapped(std::string name, int bell, int memory_fd, std::size_t length, st
 
 std::unique_ptr<Link> Mapped::link(std::uint64_t peer, const std::string& control) {
   return std::make_unique<MappedLink>(*this, peer, control);
+}
+
+std::uint64_t Mapped::dial_again(std::uint64_t now) {
+  std::uint64_t next = 0;
+  for (auto& [id, link] : links_) {
+    const std::uint64_t at = link->dial_again(now);
+    if (at > 0) next = next == 0 ? at : std::min(next, at);
+  }
+  return next;
 }
 
 bool Mapped::has_news() const {

@@ -3,7 +3,7 @@
 // control thread's news come in as `ControlEvents`, turned into commands of the owner. Owner thread only.
 //
 // Life of a link:
-//     idle      the connection is lost: the next post dials again, after a while
+//     idle      the connection is lost: the next post dials again, after a while, or time does
 //     dialling  messages and writes wait
 //     ready     the lane is read at the other end
 // and of the memory there: none -> asked (its descriptor came) -> open (mapped) -> over (refused, revoked or
@@ -56,21 +56,25 @@ class MappedLink final : public Link {
   void access_ended(std::uint64_t key);
   std::uint64_t peer() const { return peer_; }
 
+  // As Mapped's.
+  std::uint64_t dial_again(std::uint64_t now);
+
  private:
   enum class State { idle, dialling, ready };
   enum class There { none, asked, open, over };
 
   bool is_ready();
   void dial();
+  void try_dial();
   void unmap(There now);
   void end_access(int code, const char* call);
 
   Mapped& transport_;
-  std::uint64_t id_ = 0;  // another one for each dial
+  std::uint64_t id_;  // another one for each connection
   const std::uint64_t peer_;
   const std::string control_;
   State state_ = State::idle;
-  std::uint64_t dial_at_ = 0;
+  std::uint64_t idle_since_ = 0;
   std::unique_ptr<OutLane> lane_;
   Fd bell_;
   bool fence_ = false;   // bytes went out since the last flush
@@ -108,6 +112,8 @@ class Mapped {
   // What has come over the lanes, some of each: `arrived(imm)`, `received(fragment)`. True when there was anything.
   template <class Arrived, class Received>
   bool read(Arrived arrived, Received received);
+  // Dials those again that were lost. -> when there is somebody to dial next, 0 for nobody.
+  std::uint64_t dial_again(std::uint64_t now);
   bool has_news() const;
   void lie_down();
   void get_up();
@@ -154,7 +160,7 @@ class Mapped {
   const std::uint64_t sender_;  // of messages
   Owner owner_;
   News news_;
-  std::map<std::uint64_t, MappedLink*> links_;    // that dialled
+  std::map<std::uint64_t, MappedLink*> links_;
   std::map<std::uint64_t, MappedLink*> granted_;  // by our key, until nobody has the memory mapped by it
   std::map<std::uint64_t, Incoming> incoming_;
   std::vector<std::uint64_t> broken_;
