@@ -105,6 +105,10 @@ class Peer:
     def set(self, place: int, count: int) -> None:
         self.lane[place : place + 8] = struct.pack("<Q", count)
 
+    def get(self, place: int) -> int:
+        (count,) = struct.unpack_from("<Q", self.lane, place)
+        return int(count)
+
     def leave(self) -> None:
         self.socket.close()
         self.lane.close()
@@ -249,6 +253,20 @@ def test_what_is_no_lane_is_refused(hostile: Peer, make: Callable[[], int]) -> N
     assert hostile.hears() == ""
 
 
+def test_what_a_lane_tells_after_its_socket_has_ended_is_not_read(hostile: Peer) -> None:
+    """Or it would be read as long as its owner pleases."""
+    hostile.say_hello()
+    fragment = struct.pack("<Q", 8) + bytes(8)
+    hostile.lane[BYTES_AT:LANE] = fragment * (NUM_BYTES // len(fragment))  # as many as are read in a thousand turns
+    hostile.set(BYTE_TAIL, NUM_BYTES)
+    hostile.socket.shutdown(socket.SHUT_WR)
+    assert hostile.hears() == ""
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        hostile.set(BYTE_TAIL, hostile.get(BYTE_HEAD) + NUM_BYTES)
+    assert hostile.get(BYTE_HEAD) < 3 * NUM_BYTES
+
+
 STORIES: dict[str, Callable[[Peer], None]] = {
     "more imms than there is room": lambda peer: peer.tell_imms([1], tail=NUM_IMMS + 1),
     "imms without end": lambda peer: peer.tell_imms([1], tail=2**64 - 1),
@@ -297,7 +315,7 @@ def test_a_peer_without_a_key_may_send_messages_and_counts_nothing(scene: Scene,
     word = b"no key"
     hostile.tell_fragment(FRAGMENT.pack(FRAGMENT_MAGIC, len(word), 78, 1, 0, 0) + word)
     assert victim.hears_message(word)
-    assert victim.waits(lambda: struct.unpack_from("<Q", hostile.lane, IMM_HEAD)[0] == 100)
+    assert victim.waits(lambda: hostile.get(IMM_HEAD) == 100)
     after = victim.fabric.statistics()
     assert (after.num_arrivals, after.num_surplus) == (before.num_arrivals, before.num_surplus)
     assert victim.told(Surplus) == [] and not any(event.imm == 7 for event in victim.told(Reached))

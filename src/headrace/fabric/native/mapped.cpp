@@ -332,7 +332,11 @@ void Mapped::News::lane_came(std::uint64_t lane, std::shared_ptr<InLane> in, Fd 
 }
 
 void Mapped::News::lane_left(std::uint64_t lane) {
-  mapped_.owner_.news.queue([this, lane] { mapped_.leaving_.push_back(lane); });
+  mapped_.owner_.news.queue([this, lane] {
+    mapped_.leaving_.push_back(lane);
+    const auto found = mapped_.incoming_.find(lane);
+    if (found != mapped_.incoming_.end()) found->second.lane->cut_off();  // a process that lives could go on for ever
+  });
 }
 
 void Mapped::News::access_ended(std::uint64_t key) {
