@@ -360,7 +360,7 @@ def test_a_peer_that_closes_keys_it_never_opened_ends_nobody_elses_access(scene:
 
 
 def asks_until_it_is_left(peer: Peer, key: int) -> bool:
-    """It takes no answer, and every answer that waits holds an open file of ours."""
+    """It takes no answer, and no answer that waits may hold an open file of ours."""
     before = num_open_files()
     with suppress(ConnectionResetError, BrokenPipeError):
         for _ in range(10_000):

@@ -90,7 +90,7 @@ void Control::dial(std::uint64_t link, const std::string& name, Fd lane) {
       Frame hello{.kind = FrameKind::hello};
       if (wire_ == Wire::local) {
         hello.fds.push_back(std::move(*held));
-        hello.fds.push_back(bell());
+        hello.lent.push_back(bell_);
       }
       made.socket.send(std::move(hello));
       connections_.insert_or_assign(link, std::move(made));
@@ -125,10 +125,9 @@ void Control::hang_up(std::uint64_t link) {
   });
 }
 
-void Control::allow(std::uint64_t key, Fd memory, std::uint64_t length) {
-  const auto held = std::make_shared<Fd>(std::move(memory));
-  command([this, key, held, length] {
-    grants_.insert_or_assign(key, Grant{.memory = std::move(*held), .length = length, .holders = {}});
+void Control::allow(std::uint64_t key, int memory_fd, std::uint64_t length) {
+  command([this, key, memory_fd, length] {
+    grants_.insert_or_assign(key, Grant{.memory_fd = memory_fd, .length = length, .holders = {}});
   });
 }
 
@@ -251,7 +250,7 @@ bool Control::handle(std::uint64_t id, Connection& from, Frame& frame) {
   if (!from.greeted || (wire_ == Wire::tcp && frame.kind != FrameKind::bye)) return false;
   switch (frame.kind) {
     case FrameKind::open:
-      if (from.socket.num_waiting() > kMaxWaiting) return false;  // each may hold a file of ours
+      if (from.socket.num_waiting() > kMaxWaiting) return false;  // it takes no answers
       answer_open(id, from, frame.key);
       return true;
     case FrameKind::closed:
@@ -278,7 +277,7 @@ bool Control::greet(std::uint64_t id, Connection& from, Frame& frame) {
   }
   events_.lane_came(id, from.lane, without_waiting(std::move(frame.fds[1])));
   Frame welcome{.kind = FrameKind::welcome};
-  welcome.fds.push_back(bell());
+  welcome.lent.push_back(bell_);
   from.socket.send(std::move(welcome));
   return true;
 }
@@ -286,12 +285,11 @@ bool Control::greet(std::uint64_t id, Connection& from, Frame& frame) {
 void Control::answer_open(std::uint64_t id, Connection& from, std::uint64_t key) {
   const auto found = grants_.find(key);
   const bool allowed = found != grants_.end() && !found->second.withdrawn;
-  Fd memory = allowed ? found->second.memory.duplicate() : Fd();
-  if (!memory) return from.socket.send({.kind = FrameKind::denied, .key = key});
+  if (!allowed) return from.socket.send({.kind = FrameKind::denied, .key = key});
   found->second.holders.insert(id);
   from.lane->may_count = true;  // at once: its first write is but microseconds away
   Frame opened{.kind = FrameKind::opened, .key = key, .length = found->second.length};
-  opened.fds.push_back(std::move(memory));
+  opened.lent.push_back(found->second.memory_fd);
   from.socket.send(std::move(opened));
 }
 
@@ -362,7 +360,5 @@ void Control::let_go(std::uint64_t id, std::uint64_t key) {
   grants_.erase(found);
   events_.access_ended(key);
 }
-
-Fd Control::bell() const { return Fd(::fcntl(bell_, F_DUPFD_CLOEXEC, 0)); }
 
 }  // namespace headrace::fabric

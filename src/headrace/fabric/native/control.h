@@ -46,7 +46,8 @@ class ControlEvents {
 
 class Control {
  public:
-  // Listens at once, and says where in `name`. `bell` wakes our owner, for those of this host. Throws FabricError.
+  // Listens at once, and says where in `name`. `bell` wakes our owner, for those of this host; it and the memory that
+  // is given stay open as long as we live. Throws FabricError.
   Control(Wire wire, std::string& name, int bell, std::uint64_t silence_ns, ControlEvents& events);
   ~Control();
   Control(const Control&) = delete;
@@ -57,7 +58,7 @@ class Control {
   void open(std::uint64_t link, std::uint64_t key);
   void confirm_closed(std::uint64_t link, std::uint64_t key);
   void hang_up(std::uint64_t link);  // what was open there is unmapped
-  void allow(std::uint64_t key, Fd memory, std::uint64_t length);
+  void allow(std::uint64_t key, int memory_fd, std::uint64_t length);
   void withdraw(std::uint64_t key);  // `access_ended` follows
   void drop_lane(std::uint64_t lane);
 
@@ -76,7 +77,7 @@ class Control {
     std::uint64_t heard_at = 0;
   };
   struct Grant {
-    Fd memory;
+    int memory_fd = -1;
     std::uint64_t length = 0;
     std::set<std::uint64_t> holders;  // connections
     bool withdrawn = false;
@@ -98,7 +99,6 @@ class Control {
   void drop_finished();
   bool holds_any(std::uint64_t id) const;
   void beat();
-  Fd bell() const;
 
   const Wire wire_;
   const std::uint64_t silence_;

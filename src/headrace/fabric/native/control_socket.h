@@ -34,6 +34,7 @@ struct Frame {
   std::uint64_t key = 0;
   std::uint64_t length = 0;
   std::vector<Fd> fds{};
+  std::vector<int> lent{};  // sent behind those; they stay open as long as the socket, and cost no file of ours
 };
 
 enum class Wire { local, tcp };

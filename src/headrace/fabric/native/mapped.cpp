@@ -202,12 +202,10 @@ void MappedLink::flush(bool more) {
 Descriptor MappedLink::grant(std::uint32_t generation) {
   withdraw();
   told_ = false;
-  Fd memory(::fcntl(transport_.memory_fd_, F_DUPFD_CLOEXEC, 0));
-  if (!memory) throw FabricError("fcntl(F_DUPFD_CLOEXEC)", errno, "no file for the peer's access to the memory");
   const std::uint64_t key = random_key();
   granted_ = key;
   transport_.granted_[key] = this;
-  transport_.control_.allow(key, std::move(memory), transport_.length_);
+  transport_.control_.allow(key, transport_.memory_fd_, transport_.length_);
   return {.addressing = Addressing::mapped,
           .base = 0,
           .length = transport_.length_,
