@@ -68,7 +68,8 @@ class Control {
  private:
   struct Connection {
     ControlSocket socket;
-    Fd process{};  // pidfd of the other end
+    std::string host{};  // where it came from, over TCP
+    Fd process{};        // pidfd of the other end
     std::shared_ptr<InLane> lane{};
     bool dialled = false;
     bool greeted = false;
@@ -88,6 +89,8 @@ class Control {
   void run();
   void wait();
   void accept_all();
+  bool has_room(const std::string& host) const;
+  std::uint64_t patience(const Connection& connection) const;
   void read_some(std::uint64_t id);
   bool handle(std::uint64_t id, Connection& from, Frame& frame);
   bool handle_dialled(std::uint64_t id, Connection& from, Frame& frame);
@@ -102,6 +105,7 @@ class Control {
 
   const Wire wire_;
   const std::uint64_t silence_;
+  const std::uint64_t pause_;  // between beats
   std::uint64_t next_beat_ = 0;
   ControlEvents& events_;
   const int bell_;

@@ -123,6 +123,19 @@ Fd ControlSocket::dial(Wire wire, const std::string& name) {
   return made;
 }
 
+Fd ControlSocket::accept(const Fd& listener, std::string& host) {
+  sockaddr_storage from{};
+  socklen_t length = sizeof from;
+  Fd made(::accept4(listener.get(), reinterpret_cast<sockaddr*>(&from), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!made) return made;
+  const auto take = [&host](const auto& address) {
+    host.assign(reinterpret_cast<const char*>(&address), sizeof address);
+  };
+  if (from.ss_family == AF_INET) take(reinterpret_cast<const sockaddr_in*>(&from)->sin_addr);
+  if (from.ss_family == AF_INET6) take(reinterpret_cast<const sockaddr_in6*>(&from)->sin6_addr);
+  return made;
+}
+
 std::optional<pid_t> ControlSocket::trusted_pid() const {
   ucred who{};
   socklen_t length = sizeof who;
