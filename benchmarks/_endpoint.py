@@ -11,7 +11,7 @@ TRANSPORTS: tuple[Transport, ...] = ("mapped", "tcp")
 
 
 def endpoint(stack: ExitStack, transport: Transport) -> NativeFabric:
-    fd = os.memfd_create("headrace-bench")
+    fd = os.memfd_create("headrace-bench", os.MFD_ALLOW_SEALING)
     stack.callback(os.close, fd)
     os.ftruncate(fd, MEMORY_BYTES)
     fabric = NativeFabric(fd, MEMORY_BYTES, transports=(transport,))

@@ -38,7 +38,7 @@ MEMORY_BYTES = 64 << 20
 
 class Endpoint:
     def __init__(self) -> None:
-        fd = os.memfd_create("headrace-bench")
+        fd = os.memfd_create("headrace-bench", os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, MEMORY_BYTES)
         self.memory = np.frombuffer(mmap.mmap(fd, MEMORY_BYTES), dtype=np.uint8)
         self.memory[:] = 1

@@ -155,7 +155,7 @@ class NativeWorld:
         self._fds: list[int] = []
 
     def side(self, length: int = LENGTH) -> Side:
-        fd = os.memfd_create("headrace-conformance")
+        fd = os.memfd_create("headrace-conformance", os.MFD_ALLOW_SEALING)
         self._fds.append(fd)
         os.ftruncate(fd, length)
         memory = np.frombuffer(mmap(fd, length), dtype=np.uint8)

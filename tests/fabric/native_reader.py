@@ -38,7 +38,7 @@ class _Reader:
     """Each method is one verb; its parameters and its answer are words."""
 
     def __init__(self, transport: Transport, port: int, silence_s: float) -> None:
-        self._fd = os.memfd_create("headrace-reader")
+        self._fd = os.memfd_create("headrace-reader", os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, LENGTH)
         self._memory = mmap.mmap(self._fd, LENGTH)
         self._memory[:] = POISON * LENGTH

@@ -32,7 +32,7 @@ POISON = 0xA5
 
 class NativeSide:
     def __init__(self, length: int = 1 << 20, **options: Any) -> None:
-        fd = os.memfd_create("headrace-side")
+        fd = os.memfd_create("headrace-side", os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, length)
         self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, length), dtype=np.uint8)
         self.memory[:] = POISON

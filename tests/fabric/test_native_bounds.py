@@ -15,7 +15,7 @@ LENGTH = 32 << 20
 
 @contextmanager
 def opened(length: int = LENGTH) -> Iterator[NativeFabric]:
-    fd = os.memfd_create("headrace-bounds")
+    fd = os.memfd_create("headrace-bounds", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, length)
     fabric = NativeFabric(fd, length)
     os.close(fd)

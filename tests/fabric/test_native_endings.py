@@ -16,7 +16,7 @@ def test_an_owner_that_fails_wakes_the_reader_of_its_events_and_every_call_tells
         """
         import os, resource, select, time
         from headrace.fabric.native import NativeFabric
-        fd = os.memfd_create("m"); os.ftruncate(fd, 4096)
+        fd = os.memfd_create("m", os.MFD_ALLOW_SEALING); os.ftruncate(fd, 4096)
         fabric = NativeFabric(fd, 4096)
         own = fabric.add_peer(fabric.address)
         fabric.send(own, b"so that there is a connection")
@@ -49,7 +49,7 @@ def test_a_forked_child_is_told_closed_and_its_exit_does_not_disturb_the_parent(
         import os, sys, time
         from headrace.errors import Closed
         from headrace.fabric.native import NativeFabric
-        fd = os.memfd_create("m"); os.ftruncate(fd, 4096)
+        fd = os.memfd_create("m", os.MFD_ALLOW_SEALING); os.ftruncate(fd, 4096)
         fabric, other = NativeFabric(fd, 4096), NativeFabric(fd, 4096)
         peer = fabric.add_peer(other.address)
         fabric.grant(peer)

@@ -21,7 +21,7 @@ LENGTH = 4 << 20
 
 @pytest.fixture
 def memory_fd() -> Iterator[int]:
-    fd = os.memfd_create("headrace-endpoint")
+    fd = os.memfd_create("headrace-endpoint", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, LENGTH)
     yield fd
     os.close(fd)
@@ -107,8 +107,24 @@ def test_memory_that_may_only_be_read_is_refused(tmp_path: Path) -> None:
     os.close(fd)
 
 
+def test_memory_that_peers_map_is_sealed_against_shrinking_and_refused_where_it_cannot_be(memory_fd: int) -> None:
+    """A prefiller that writes to what its decoder has cut off would be ended by SIGBUS."""
+    NativeFabric(memory_fd, LENGTH, transports=("tcp",)).close()
+    os.ftruncate(memory_fd, LENGTH + 4096)
+    for _ in range(2):
+        NativeFabric(memory_fd, LENGTH).close()
+    with pytest.raises(PermissionError):
+        os.ftruncate(memory_fd, LENGTH)
+    unsealable = os.memfd_create("headrace-endpoint")
+    os.ftruncate(unsealable, LENGTH)
+    with pytest.raises(InputError, match=r"memory_fd: must be a memfd that can be sealed \(MFD_ALLOW_SEALING\)"):
+        NativeFabric(unsealable, LENGTH)
+    NativeFabric(unsealable, LENGTH, transports=("tcp",)).close()
+    os.close(unsealable)
+
+
 def test_the_memory_fd_may_be_closed_after_the_start() -> None:
-    fd = os.memfd_create("headrace-endpoint")
+    fd = os.memfd_create("headrace-endpoint", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, LENGTH)
     fabric = NativeFabric(fd, LENGTH)
     os.close(fd)
@@ -179,7 +195,7 @@ def test_an_endpoint_without_close_ends_with_its_object_and_with_the_process(mem
         """
         import os
         from headrace.fabric.native import NativeFabric
-        fd = os.memfd_create("m"); os.ftruncate(fd, 4096)
+        fd = os.memfd_create("m", os.MFD_ALLOW_SEALING); os.ftruncate(fd, 4096)
         kept = [NativeFabric(fd, 4096) for _ in range(3)]
         """
     )
@@ -195,7 +211,7 @@ def test_ctrl_c_is_still_a_keyboard_interrupt(when: str) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may ignore it
         before = [signal.getsignal(number) for number in signal.valid_signals()]
         from headrace.fabric.native import NativeFabric
-        fd = os.memfd_create("m"); os.ftruncate(fd, 4096)
+        fd = os.memfd_create("m", os.MFD_ALLOW_SEALING); os.ftruncate(fd, 4096)
         fabric = NativeFabric(fd, 4096)
         assert [signal.getsignal(number) for number in signal.valid_signals()] == before
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -216,7 +232,7 @@ def test_sigterm_still_ends_the_process_by_itself() -> None:
         """
         import os, signal
         from headrace.fabric.native import NativeFabric
-        fd = os.memfd_create("m"); os.ftruncate(fd, 4096)
+        fd = os.memfd_create("m", os.MFD_ALLOW_SEALING); os.ftruncate(fd, 4096)
         fabric = NativeFabric(fd, 4096)
         os.kill(os.getpid(), signal.SIGTERM)
         """

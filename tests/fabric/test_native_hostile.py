@@ -1,6 +1,7 @@
 """Peers of our own user that do not keep to the rules, over the control socket of a fabric: it lives, nobody else is
 disturbed, nothing is left of them. (Strangers over TCP: test_native_strangers.py.)"""
 
+import errno
 import fcntl
 import mmap
 import os
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import pytest
 from native_side import NativeSide, closing, link
 
-from headrace.fabric.interface import Imm, MessageReceived, PeerId, Reached, Revoked, Surplus
+from headrace.fabric.interface import Descriptor, Imm, MessageReceived, PeerId, Reached, Revoked, Surplus
 from headrace.fabric.native import NativeFabric
 
 HEAD = struct.Struct("<IIQQ")
@@ -33,6 +34,7 @@ FRAGMENT = struct.Struct("<IIQQII")
 FRAGMENT_MAGIC = 0x48524D31
 
 SILENCE_S = 0.3
+LOCAL = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def control_name(fabric: NativeFabric) -> bytes:
@@ -50,15 +52,26 @@ def memory_file(length: int = LANE, seals: int = SHRINK | GROW) -> int:
 class Peer:
     """One connection that says whatever it is told to."""
 
-    def __init__(self, fabric: NativeFabric) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
         self.socket.settimeout(5.0)
-        self.socket.connect(b"\0" + control_name(fabric))
         self.files: list[int] = []
         self.lane = mmap.mmap(-1, LANE)
 
-    def say(self, kind: str | int, key: int = 0, *, files: Sequence[int] = (), magic: int = MAGIC) -> None:
-        frame = HEAD.pack(magic, KINDS.index(kind) if isinstance(kind, str) else kind, key, 0)
+    @classmethod
+    def dial(cls, fabric: NativeFabric) -> "Peer":
+        made = socket.socket(*LOCAL)
+        made.connect(b"\0" + control_name(fabric))
+        return cls(made)
+
+    def keep(self, file: int) -> int:
+        self.files.append(file)
+        return file
+
+    def say(
+        self, kind: str | int, key: int = 0, *, files: Sequence[int] = (), magic: int = MAGIC, length: int = 0
+    ) -> None:
+        frame = HEAD.pack(magic, KINDS.index(kind) if isinstance(kind, str) else kind, key, length)
         socket.send_fds(self.socket, [frame], list(files))
 
     def hears(self) -> str:
@@ -92,6 +105,10 @@ class Peer:
     def set(self, place: int, count: int) -> None:
         self.lane[place : place + 8] = struct.pack("<Q", count)
 
+    def get(self, place: int) -> int:
+        (count,) = struct.unpack_from("<Q", self.lane, place)
+        return int(count)
+
     def leave(self) -> None:
         self.socket.close()
         self.lane.close()
@@ -107,7 +124,7 @@ class Scene:
     here: PeerId
 
     def hostile(self) -> Peer:
-        return Peer(self.victim.fabric)
+        return Peer.dial(self.victim.fabric)
 
     def is_undisturbed(self) -> bool:
         """The friend's words and bytes arrive, and what the victim answers; then once more, for what comes late."""
@@ -236,6 +253,20 @@ def test_what_is_no_lane_is_refused(hostile: Peer, make: Callable[[], int]) -> N
     assert hostile.hears() == ""
 
 
+def test_what_a_lane_tells_after_its_socket_has_ended_is_not_read(hostile: Peer) -> None:
+    """Or it would be read as long as its owner pleases."""
+    hostile.say_hello()
+    fragment = struct.pack("<Q", 8) + bytes(8)
+    hostile.lane[BYTES_AT:LANE] = fragment * (NUM_BYTES // len(fragment))  # as many as are read in a thousand turns
+    hostile.set(BYTE_TAIL, NUM_BYTES)
+    hostile.socket.shutdown(socket.SHUT_WR)
+    assert hostile.hears() == ""
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        hostile.set(BYTE_TAIL, hostile.get(BYTE_HEAD) + NUM_BYTES)
+    assert hostile.get(BYTE_HEAD) < 3 * NUM_BYTES
+
+
 STORIES: dict[str, Callable[[Peer], None]] = {
     "more imms than there is room": lambda peer: peer.tell_imms([1], tail=NUM_IMMS + 1),
     "imms without end": lambda peer: peer.tell_imms([1], tail=2**64 - 1),
@@ -284,11 +315,36 @@ def test_a_peer_without_a_key_may_send_messages_and_counts_nothing(scene: Scene,
     word = b"no key"
     hostile.tell_fragment(FRAGMENT.pack(FRAGMENT_MAGIC, len(word), 78, 1, 0, 0) + word)
     assert victim.hears_message(word)
-    assert victim.waits(lambda: struct.unpack_from("<Q", hostile.lane, IMM_HEAD)[0] == 100)
+    assert victim.waits(lambda: hostile.get(IMM_HEAD) == 100)
     after = victim.fabric.statistics()
     assert (after.num_arrivals, after.num_surplus) == (before.num_arrivals, before.num_surplus)
     assert victim.told(Surplus) == [] and not any(event.imm == 7 for event in victim.told(Reached))
     victim.fabric.disarm(Imm(7))
+
+
+def test_memory_that_can_shrink_is_not_written_and_the_failure_says_why() -> None:
+    """Its owner would end us by SIGBUS."""
+    with closing(former := NativeSide(transports=("mapped",))):
+        address, name = former.fabric.address, control_name(former.fabric)
+    descriptor = Descriptor(addressing="mapped", base=0, length=1 << 20, keys=(5,), generation=1)
+    with closing(writer := NativeSide(transports=("mapped",))), socket.socket(*LOCAL) as listener:
+        listener.bind(b"\0" + name)
+        listener.listen()
+        peer = writer.fabric.add_peer(address)
+        writer.fabric.connect(peer, descriptor)
+        transfer = writer.write(peer, 1, 4096)
+        reader = Peer(listener.accept()[0])
+        try:
+            assert reader.hears() == "hello"
+            reader.say("welcome", files=[reader.keep(os.eventfd(0))])
+            assert reader.hears() == "open"
+            reader.say("opened", 5, files=[reader.keep(memory_file(1 << 20, GROW))], length=1 << 20)
+            assert reader.hears() == "closed"
+            done = writer.done(transfer, 5.0)
+        finally:
+            reader.leave()
+        assert done is not None and (done.num_posted, done.code) == (0, errno.EPERM)
+        assert "must be sealed with F_SEAL_SHRINK" in done.text
 
 
 def test_a_peer_that_closes_keys_it_never_opened_ends_nobody_elses_access(scene: Scene, hostile: Peer) -> None:
@@ -304,7 +360,7 @@ def test_a_peer_that_closes_keys_it_never_opened_ends_nobody_elses_access(scene:
 
 
 def asks_until_it_is_left(peer: Peer, key: int) -> bool:
-    """It takes no answer, and every answer that waits holds an open file of ours."""
+    """It takes no answer, and no answer that waits may hold an open file of ours."""
     before = num_open_files()
     with suppress(ConnectionResetError, BrokenPipeError):
         for _ in range(10_000):

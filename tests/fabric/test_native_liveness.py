@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from fixed_port import fixed_port
@@ -21,7 +21,7 @@ from headrace.fabric.native import Transport
 SILENCE_S = 0.4
 FRAME = struct.Struct("<IIQQ")
 MAGIC = 0x48524331
-HELLO, BEAT = 1, 9
+HELLO, WELCOME, BEAT = 1, 2, 9
 
 
 @pytest.fixture(params=["tcp", "mapped"])
@@ -64,7 +64,7 @@ def test_a_killed_peer_is_told_lost_once_within_a_second(side: NativeSide, trans
         assert news(side) == [lost]
 
 
-def test_a_peer_that_came_back_at_its_address_and_died_again_is_told_lost_again(
+def test_a_peer_that_came_back_at_its_address_and_died_again_is_told_lost_again_though_nothing_is_sent_there(
     side: NativeSide, transport: Transport
 ) -> None:
     port = fixed_port()
@@ -74,13 +74,7 @@ def test_a_peer_that_came_back_at_its_address_and_died_again_is_told_lost_again(
         assert side.waits(lambda: len(side.told(PeerLost)) == 1)
     with ReaderProcess(transport, port, silence_s=SILENCE_S) as new:
         assert new.ask("address") == address
-        new.ask("grant", side.fabric.address.hex())
-        new.ask("arm", 2, 1)
-        side.enter(new, peer)
-        side.write(peer, 2, 1)
-        new.ask("reached", 2)
-        if transport == "tcp":  # what watches is dialled every second
-            time.sleep(1.2)
+        time.sleep(1.2)  # it is dialled every second
         new.process.kill()
         assert side.waits(lambda: len(side.told(PeerLost)) == 2, 2.5)
         assert [event.peer for event in side.told(PeerLost)] == [peer, peer]
@@ -179,6 +173,14 @@ def is_over(stranger: socket.socket) -> bool:
     return True
 
 
+def is_left(stranger: socket.socket) -> bool:
+    """Or it hears the next beat."""
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
 def is_undisturbed(one: NativeSide, other: NativeSide, there: PeerId) -> bool:
     imm = len(one.events) + 1
     one.fabric.arm(Imm(imm), 1)
@@ -200,6 +202,54 @@ def test_strangers_who_never_say_hello_are_left_after_a_while(pair: tuple[Native
         assert time.monotonic() - begun < 4 * SILENCE_S + 1.0
     assert one.waits(lambda: len(os.listdir("/proc/self/fd")) <= before, 2.0)
     assert is_undisturbed(*pair)
+
+
+def test_who_says_hello_and_then_nothing_for_ten_silences_is_left_and_who_beats_is_not() -> None:
+    with closing(side := NativeSide(transports=("tcp",), silence_s=0.2)), dialled(side) as mute, dialled(side) as slow:
+        for stranger in (mute, slow):
+            stranger.send(FRAME.pack(MAGIC, HELLO, 0, 0))
+        begun = time.monotonic()
+        while time.monotonic() < begun + 2.5:
+            slow.send(FRAME.pack(MAGIC, BEAT, 0, 0))
+            time.sleep(0.5)  # as the slowest peer does, whatever it takes for a silence
+        for stranger in (mute, slow):  # what came so far
+            assert stranger.recv(65536)[4:8] == struct.pack("<I", WELCOME)
+        assert (is_left(mute), is_left(slow)) == (True, False)
+
+
+def test_a_peer_that_was_stopped_for_so_long_that_it_was_left_comes_back() -> None:
+    side = NativeSide(LENGTH, transports=("tcp",), silence_s=0.2)
+    with closing(side), watched(side, "tcp") as (process, peer):
+        process.ask("grant", side.fabric.address.hex())
+        process.process.send_signal(signal.SIGSTOP)
+        assert side.hears(PeerSilent(peer=peer))
+        time.sleep(2.3)
+        process.process.send_signal(signal.SIGCONT)
+        assert side.hears(PeerHeard(peer=peer))
+        time.sleep(1.5)  # it dials again after a second
+        assert (process.ask("num_events", "PeerLost"), process.ask("num_events", "PeerSilent")) == ("1", "0")
+        assert side.told(PeerLost) == []
+        side.fabric.close()
+        time.sleep(0.3)
+        assert process.ask("num_events", "PeerLost") == "2", "which says that it was back"
+
+
+def test_a_host_that_takes_all_the_places_it_may_have_takes_none_from_those_who_are_there(
+    pair: tuple[NativeSide, NativeSide, PeerId],
+) -> None:
+    assert is_undisturbed(*pair)
+    with ExitStack() as held:
+        strangers = [held.enter_context(dialled(pair[0])) for _ in range(300)]
+        for stranger in strangers:
+            with suppress(OSError):
+                stranger.send(FRAME.pack(MAGIC, HELLO, 0, 0))
+        assert strangers[0].recv(FRAME.size)[4:8] == struct.pack("<I", WELCOME)
+        assert (is_left(strangers[0]), is_left(strangers[-1])) == (False, True)
+        assert is_undisturbed(*pair)
+    pair[0].waits(lambda: False, 0.2)
+    with dialled(pair[0]) as another:
+        another.send(FRAME.pack(MAGIC, HELLO, 0, 0))
+        assert another.recv(FRAME.size)[4:8] == struct.pack("<I", WELCOME)
 
 
 @pytest.mark.parametrize(

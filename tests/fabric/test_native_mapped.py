@@ -4,12 +4,13 @@ are stopped, killed or gone. (What every transport does alike: test_native_proce
 import errno
 import itertools
 import os
+import resource
 import secrets
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,18 @@ def stopped_in_the_middle_of_a_write(side: NativeSide, process: ReaderProcess) -
     pytest.fail("every write was over before its writer was stopped")
 
 
+@contextmanager
+def no_file_left() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    with ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with suppress(OSError):
+            while True:
+                opened.callback(os.close, os.dup(0))
+        yield
+
+
 def no_byte_lands(side: NativeSide) -> bool:
     side.memory[:] = POISON
     time.sleep(QUIET_S)
@@ -184,6 +197,18 @@ def test_a_descriptor_connected_twice_is_mapped_once_and_revoked_for_good(side: 
             done = writer.done(writer.write(there, 6, PAGE))
             assert done is not None and (done.num_posted, done.code != 0) == (0, True)
             assert (side.memory == 0).all()
+
+
+def test_a_writer_is_let_in_though_the_reader_has_no_file_left_to_open(
+    side: NativeSide, process: ReaderProcess
+) -> None:
+    """To be denied is final: the writer would never ask again."""
+    peer = admitted_writer(side, process)
+    with no_file_left():
+        side.admit(process, peer)
+        side.fabric.arm(Imm(2), 1)
+        process.ask("write_once", side.fabric.address.hex(), 2, LENGTH)
+        assert side.waits(lambda: any(event.imm == 2 for event in side.told(Reached)), 5.0)
 
 
 def test_a_revoke_of_one_writer_does_not_wait_for_another_that_hangs(

@@ -33,7 +33,7 @@ PAGE = 64 << 10
 
 class Writer:
     def __init__(self, transport: Transport) -> None:
-        self.fd = os.memfd_create("headrace-writer")
+        self.fd = os.memfd_create("headrace-writer", os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, LENGTH)
         self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(self.fd, LENGTH), dtype=np.uint8)
         self.memory[:] = np.random.default_rng(3).integers(0, 256, LENGTH, dtype=np.uint8)

@@ -55,7 +55,7 @@ class Victim:
 
 @pytest.fixture
 def victim() -> Iterator[Victim]:
-    fd = os.memfd_create("headrace-strangers")
+    fd = os.memfd_create("headrace-strangers", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, LENGTH)
     made = Victim(*(NativeFabric(fd, LENGTH, transports=("tcp",)) for _ in range(2)))
     os.close(fd)

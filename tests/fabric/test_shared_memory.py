@@ -38,6 +38,13 @@ def test_what_does_not_fit_is_not_aligned_or_lies_elsewhere_is_refused() -> None
         SharedMemory(0)
 
 
+def test_it_keeps_its_length() -> None:
+    memory = SharedMemory(4096)
+    for length in (0, 8192):
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory.fd, length)
+
+
 def test_views_outlive_the_memory_and_the_descriptor_does_not() -> None:
     memory = SharedMemory(4096)
     fd, array = memory.fd, memory.array(4096, np.uint8)

@@ -63,7 +63,7 @@ class HostEndpoint:
     """Each method is one question; a wait tells None when nothing came in time."""
 
     def __init__(self, address: str, transports: Sequence[Transport]) -> None:
-        fd = os.memfd_create("headrace-host")
+        fd = os.memfd_create("headrace-host", os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, 2 * HALF)
         self._memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, 2 * HALF), dtype=np.uint8)
         self._memory[:HALF] = POISON

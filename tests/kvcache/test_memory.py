@@ -38,6 +38,14 @@ def mapping_at(address: int) -> dict[str, int] | None:
     return None
 
 
+def test_it_keeps_its_length_whoever_has_the_file() -> None:
+    memory = PoolMemory(LENGTH)
+    for length in (0, 2 * LENGTH):
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory.fd, length)
+    memory.close()
+
+
 @pytest.mark.parametrize("length", [0, -LENGTH, LENGTH + 4096])
 def test_a_length_that_is_not_whole_huge_pages_is_refused_before_anything_is_opened(length: int) -> None:
     before = open_descriptors()

@@ -173,15 +173,13 @@ class Supervisor:
     async def _stop(self) -> bool:
         """SIGTERM to all. -> whether they ended in time."""
         self._is_stopping = True
-        exits = [asyncio.ensure_future(process.wait()) for process in self._running.values()]
         for process in self._running.values():
             process.send(signal.SIGTERM)
-        all_exits = asyncio.gather(*exits)
-        hurry = asyncio.ensure_future(self._hurry.wait())
-        await asyncio.wait((all_exits, hurry), timeout=self._timing.grace_s, return_when=asyncio.FIRST_COMPLETED)
+        ended, hurry = asyncio.create_task(self._all_ended()), asyncio.create_task(self._hurry.wait())
+        await asyncio.wait((ended, hurry), timeout=self._timing.grace_s, return_when=asyncio.FIRST_COMPLETED)
         late = sorted(name for name, process in self._running.items() if process.is_alive)
-        hurry.cancel()
-        all_exits.cancel()
+        for task in (ended, hurry):
+            task.cancel()
         if late:
             _log.warning("still running, so killed: %s", ", ".join(late))
         return not late
@@ -189,4 +187,8 @@ class Supervisor:
     async def _kill(self) -> None:
         for process in self._running.values():
             process.send(signal.SIGKILL)
+        await self._all_ended()
+
+    async def _all_ended(self) -> None:
+        # Awaited here: a gathering that is cancelled with nobody at it writes a traceback.
         await asyncio.gather(*(process.wait() for process in self._running.values()))

@@ -5,6 +5,7 @@ file that a `NativeFabric` is given): a peer of this host maps the file, every o
 can be taken away from it, and both need a file. Arrays from elsewhere are copied in.
 """
 
+import fcntl
 import math
 import mmap
 import os
@@ -35,9 +36,11 @@ class SharedMemory:
         if num_bytes < 1:
             raise InputError("num_bytes", f"must be at least 1, is {num_bytes}")
         self.num_bytes = num_bytes
-        self.fd = os.memfd_create("headrace-memory", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("headrace-memory", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._finalizer = weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, num_bytes)
+        # Whoever maps it writes there: memory that went away under them would kill them.
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self.bytes: NDArray[np.uint8] = np.frombuffer(mmap.mmap(self.fd, num_bytes), dtype=np.uint8)
 
     def array(self, shape: int | Sequence[int], dtype: DTypeLike, *, offset: int = 0) -> NDArray[np.generic]:

@@ -123,7 +123,9 @@ class NativeFabric:
     Peers are watched from a thread of its own over control connections (for TCP at the first of `nodes`, on a port next
     to `port`): PeerLost when one breaks, PeerSilent after `silence_s` without a heartbeat.
 
-    The file is mapped here and again for every peer; the descriptor may be closed afterwards. Raises InputError for
+    The file is mapped here and again for every peer; the descriptor may be closed afterwards. For "mapped" it must be a
+    memfd, and never shrinks from now on, since peers would die of it: it is sealed (F_SEAL_SHRINK), and must have been
+    made with MFD_ALLOW_SEALING where it is not sealed already, as `SharedMemory` is. Raises InputError for
     arguments that cannot be, FabricError when a provider is missing or cannot do what the fabric needs.
     """
 

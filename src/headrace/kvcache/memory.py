@@ -5,6 +5,7 @@ alias for one peer, a rank's process) maps the descriptor again. Made and closed
 may be used from any. Linux only.
 """
 
+import fcntl
 import os
 import weakref
 
@@ -23,10 +24,12 @@ class PoolMemory:
         if length < 1 or length % HUGE_PAGE_BYTES:
             raise InputError("length", f"must be a positive multiple of {HUGE_PAGE_BYTES} bytes, is {length}")
         self.length = length
-        self._fd = os.memfd_create("headrace-kv", os.MFD_CLOEXEC)
+        self._fd = os.memfd_create("headrace-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         try:
             os.ftruncate(self._fd, length)
+            # Prefillers of this host map it: memory that went away under them would kill them.
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             memory = map_shared(self._fd, length)
         except OSError:
             self._close_fd()

@@ -19,10 +19,10 @@ class Memories:
 
 @contextmanager
 def fresh_memories(num_bytes: int) -> Iterator[Memories]:
-    """Two of `num_bytes`, zeroed, in small pages. Raises OSError."""
-    src_fd = os.memfd_create("headrace-limits-src", os.MFD_CLOEXEC)
+    """Two of `num_bytes`, zeroed, in small pages; a fabric may seal them. Raises OSError."""
+    src_fd = os.memfd_create("headrace-limits-src", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        dst_fd = os.memfd_create("headrace-limits-dst", os.MFD_CLOEXEC)
+        dst_fd = os.memfd_create("headrace-limits-dst", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             for fd in (src_fd, dst_fd):
                 os.ftruncate(fd, num_bytes)

@@ -86,7 +86,7 @@ class Side:
     def _make_memory(self, num_bytes: int) -> None:
         if self._memory is not None:
             raise InputError("memory", "must be made once, and not where one was given")
-        fd = os.memfd_create("headrace-measure", os.MFD_CLOEXEC)
+        fd = os.memfd_create("headrace-measure", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, num_bytes)
         self._memory = MarkedMemory(fd, num_bytes)
 

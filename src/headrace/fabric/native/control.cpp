@@ -18,11 +18,14 @@
 namespace headrace::fabric {
 namespace {
 
-constexpr int kBatch = 64;               // frames of one connection at a time
-constexpr int kBeats = 4;                // in the time after which a peer is silent
-constexpr int kRetryMs = 100;            // to accept again, when files ran out
-constexpr std::size_t kMaxWaiting = 64;  // answers that a connection does not take
+constexpr int kBatch = 64;                        // frames of one connection at a time
+constexpr int kBeats = 4;                         // in the time after which a peer is silent
+constexpr std::uint64_t kMaxPause = 500'000'000;  // ns between beats, whatever that time is: others rely on it
+constexpr int kForgotten = 10;                    // silences, after which who dialled to us over TCP is left
+constexpr int kRetryMs = 100;                     // to accept again, when files ran out
+constexpr std::size_t kMaxWaiting = 64;           // answers that a connection does not take
 constexpr std::size_t kMaxConnections = 4096;
+constexpr std::ptrdiff_t kMaxOfOneHost = 256;  // that came over TCP: no stranger takes all the files there are
 
 // Of whom we may trust with our memory; empty for others, and for those that are gone already.
 Fd process_of(const ControlSocket& socket) {
@@ -44,7 +47,12 @@ bool has_exited(const Fd& process) {
 }  // namespace
 
 Control::Control(Wire wire, std::string& name, int bell, std::uint64_t silence_ns, ControlEvents& events)
-    : wire_(wire), silence_(silence_ns), events_(events), bell_(bell), listener_(ControlSocket::listen(wire, name)) {
+    : wire_(wire),
+      silence_(silence_ns),
+      pause_(std::min(silence_ns / kBeats, kMaxPause)),
+      events_(events),
+      bell_(bell),
+      listener_(ControlSocket::listen(wire, name)) {
   const BlockedSignals blocked;  // inherited by the thread
   thread_ = std::thread([this] { run(); });
   ::pthread_setname_np(thread_.native_handle(), "headrace-control");
@@ -90,7 +98,7 @@ void Control::dial(std::uint64_t link, const std::string& name, Fd lane) {
       Frame hello{.kind = FrameKind::hello};
       if (wire_ == Wire::local) {
         hello.fds.push_back(std::move(*held));
-        hello.fds.push_back(bell());
+        hello.lent.push_back(bell_);
       }
       made.socket.send(std::move(hello));
       connections_.insert_or_assign(link, std::move(made));
@@ -125,10 +133,9 @@ void Control::hang_up(std::uint64_t link) {
   });
 }
 
-void Control::allow(std::uint64_t key, Fd memory, std::uint64_t length) {
-  const auto held = std::make_shared<Fd>(std::move(memory));
-  command([this, key, held, length] {
-    grants_.insert_or_assign(key, Grant{.memory = std::move(*held), .length = length, .holders = {}});
+void Control::allow(std::uint64_t key, int memory_fd, std::uint64_t length) {
+  command([this, key, memory_fd, length] {
+    grants_.insert_or_assign(key, Grant{.memory_fd = memory_fd, .length = length, .holders = {}});
   });
 }
 
@@ -183,18 +190,26 @@ void Control::wait() {
 
 void Control::accept_all() {
   while (connections_.size() < kMaxConnections) {
-    Fd made(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    std::string host;
+    Fd made = ControlSocket::accept(listener_, host);
     if (!made) {
       full_ = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
       return;
     }
-    Connection come{.socket = ControlSocket(wire_, std::move(made))};
+    if (wire_ == Wire::tcp && !has_room(host)) continue;
+    Connection come{.socket = ControlSocket(wire_, std::move(made)), .host = std::move(host)};
     come.heard_at = now_ns();
     if (wire_ == Wire::local) come.process = process_of(come.socket);
     if (wire_ == Wire::local && !come.process) continue;
     connections_.emplace(next_lane_++, std::move(come));
   }
   full_ = true;
+}
+
+// Those who are here already are kept; a peer that is turned away dials again.
+bool Control::has_room(const std::string& host) const {
+  const auto is_of_it = [&host](const auto& each) { return !each.second.dialled && each.second.host == host; };
+  return std::ranges::count_if(connections_, is_of_it) < kMaxOfOneHost;
 }
 
 void Control::read_some(std::uint64_t id) {
@@ -251,7 +266,7 @@ bool Control::handle(std::uint64_t id, Connection& from, Frame& frame) {
   if (!from.greeted || (wire_ == Wire::tcp && frame.kind != FrameKind::bye)) return false;
   switch (frame.kind) {
     case FrameKind::open:
-      if (from.socket.num_waiting() > kMaxWaiting) return false;  // each may hold a file of ours
+      if (from.socket.num_waiting() > kMaxWaiting) return false;  // it takes no answers
       answer_open(id, from, frame.key);
       return true;
     case FrameKind::closed:
@@ -278,7 +293,7 @@ bool Control::greet(std::uint64_t id, Connection& from, Frame& frame) {
   }
   events_.lane_came(id, from.lane, without_waiting(std::move(frame.fds[1])));
   Frame welcome{.kind = FrameKind::welcome};
-  welcome.fds.push_back(bell());
+  welcome.lent.push_back(bell_);
   from.socket.send(std::move(welcome));
   return true;
 }
@@ -286,31 +301,36 @@ bool Control::greet(std::uint64_t id, Connection& from, Frame& frame) {
 void Control::answer_open(std::uint64_t id, Connection& from, std::uint64_t key) {
   const auto found = grants_.find(key);
   const bool allowed = found != grants_.end() && !found->second.withdrawn;
-  Fd memory = allowed ? found->second.memory.duplicate() : Fd();
-  if (!memory) return from.socket.send({.kind = FrameKind::denied, .key = key});
+  if (!allowed) return from.socket.send({.kind = FrameKind::denied, .key = key});
   found->second.holders.insert(id);
   from.lane->may_count = true;  // at once: its first write is but microseconds away
   Frame opened{.kind = FrameKind::opened, .key = key, .length = found->second.length};
-  opened.fds.push_back(std::move(memory));
+  opened.lent.push_back(found->second.memory_fd);
   from.socket.send(std::move(opened));
+}
+
+// How long the other end of a connection that came may say nothing. One that was stopped for longer dials again.
+std::uint64_t Control::patience(const Connection& connection) const {
+  if (!connection.greeted) return silence_;
+  return wire_ == Wire::tcp ? std::max(kForgotten * silence_, kBeats * kMaxPause) : ~std::uint64_t{0};
 }
 
 // Both ends say that they are alive; whoever dialled looks whether the other is. A thread that comes a whole beat late
 // was stopped itself, and has yet to read what came meanwhile: it judges nobody.
 void Control::beat() {
   const std::uint64_t now = now_ns();
-  const bool on_time = now <= next_beat_ + silence_ / kBeats;
-  next_beat_ = now + silence_ / kBeats;
-  std::vector<std::uint64_t> strangers;
+  const bool on_time = now <= next_beat_ + pause_;
+  next_beat_ = now + pause_;
+  std::vector<std::uint64_t> left;
   for (auto& [id, connection] : connections_) {
     if (connection.over) continue;
     if (connection.socket.num_waiting() == 0 && (connection.greeted || connection.dialled))
       connection.socket.send({.kind = FrameKind::beat});
-    const bool late = on_time && now > connection.heard_at + silence_;
-    if (late && connection.dialled && !std::exchange(connection.silent, true)) events_.silent(id);
-    if (late && !connection.greeted && !connection.dialled) strangers.push_back(id);
+    const std::uint64_t quiet = on_time ? now - connection.heard_at : 0;
+    if (connection.dialled && quiet > silence_ && !std::exchange(connection.silent, true)) events_.silent(id);
+    if (!connection.dialled && quiet > patience(connection)) left.push_back(id);
   }
-  for (const std::uint64_t id : strangers) end(id, ETIMEDOUT, "it never said hello");
+  for (const std::uint64_t id : left) end(id, ETIMEDOUT, "it said nothing for long");
 }
 
 // ---- ends ----------------------------------------------------------------------------------------------------------
@@ -362,7 +382,5 @@ void Control::let_go(std::uint64_t id, std::uint64_t key) {
   grants_.erase(found);
   events_.access_ended(key);
 }
-
-Fd Control::bell() const { return Fd(::fcntl(bell_, F_DUPFD_CLOEXEC, 0)); }
 
 }  // namespace headrace::fabric

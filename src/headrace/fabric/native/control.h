@@ -46,7 +46,8 @@ class ControlEvents {
 
 class Control {
  public:
-  // Listens at once, and says where in `name`. `bell` wakes our owner, for those of this host. Throws FabricError.
+  // Listens at once, and says where in `name`. `bell` wakes our owner, for those of this host; it and the memory that
+  // is given stay open as long as we live. Throws FabricError.
   Control(Wire wire, std::string& name, int bell, std::uint64_t silence_ns, ControlEvents& events);
   ~Control();
   Control(const Control&) = delete;
@@ -57,7 +58,7 @@ class Control {
   void open(std::uint64_t link, std::uint64_t key);
   void confirm_closed(std::uint64_t link, std::uint64_t key);
   void hang_up(std::uint64_t link);  // what was open there is unmapped
-  void allow(std::uint64_t key, Fd memory, std::uint64_t length);
+  void allow(std::uint64_t key, int memory_fd, std::uint64_t length);
   void withdraw(std::uint64_t key);  // `access_ended` follows
   void drop_lane(std::uint64_t lane);
 
@@ -67,7 +68,8 @@ class Control {
  private:
   struct Connection {
     ControlSocket socket;
-    Fd process{};  // pidfd of the other end
+    std::string host{};  // where it came from, over TCP
+    Fd process{};        // pidfd of the other end
     std::shared_ptr<InLane> lane{};
     bool dialled = false;
     bool greeted = false;
@@ -76,7 +78,7 @@ class Control {
     std::uint64_t heard_at = 0;
   };
   struct Grant {
-    Fd memory;
+    int memory_fd = -1;
     std::uint64_t length = 0;
     std::set<std::uint64_t> holders;  // connections
     bool withdrawn = false;
@@ -87,6 +89,8 @@ class Control {
   void run();
   void wait();
   void accept_all();
+  bool has_room(const std::string& host) const;
+  std::uint64_t patience(const Connection& connection) const;
   void read_some(std::uint64_t id);
   bool handle(std::uint64_t id, Connection& from, Frame& frame);
   bool handle_dialled(std::uint64_t id, Connection& from, Frame& frame);
@@ -98,10 +102,10 @@ class Control {
   void drop_finished();
   bool holds_any(std::uint64_t id) const;
   void beat();
-  Fd bell() const;
 
   const Wire wire_;
   const std::uint64_t silence_;
+  const std::uint64_t pause_;  // between beats
   std::uint64_t next_beat_ = 0;
   ControlEvents& events_;
   const int bell_;

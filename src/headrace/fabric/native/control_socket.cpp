@@ -123,6 +123,19 @@ Fd ControlSocket::dial(Wire wire, const std::string& name) {
   return made;
 }
 
+Fd ControlSocket::accept(const Fd& listener, std::string& host) {
+  sockaddr_storage from{};
+  socklen_t length = sizeof from;
+  Fd made(::accept4(listener.get(), reinterpret_cast<sockaddr*>(&from), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!made) return made;
+  const auto take = [&host](const auto& address) {
+    host.assign(reinterpret_cast<const char*>(&address), sizeof address);
+  };
+  if (from.ss_family == AF_INET) take(reinterpret_cast<const sockaddr_in*>(&from)->sin_addr);
+  if (from.ss_family == AF_INET6) take(reinterpret_cast<const sockaddr_in6*>(&from)->sin6_addr);
+  return made;
+}
+
 std::optional<pid_t> ControlSocket::trusted_pid() const {
   ucred who{};
   socklen_t length = sizeof who;
@@ -191,17 +204,17 @@ bool ControlSocket::flush() {
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
-    if (!frame.fds.empty()) {
+    std::vector<int> fds;
+    for (const Fd& each : frame.fds) fds.push_back(each.get());
+    fds.insert(fds.end(), frame.lent.begin(), frame.lent.end());
+    if (!fds.empty()) {
       message.msg_control = space.data();
-      message.msg_controllen = CMSG_SPACE(sizeof(int) * frame.fds.size());
+      message.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
       cmsghdr* rights = CMSG_FIRSTHDR(&message);
       rights->cmsg_level = SOL_SOCKET;
       rights->cmsg_type = SCM_RIGHTS;
-      rights->cmsg_len = CMSG_LEN(sizeof(int) * frame.fds.size());
-      for (std::size_t i = 0; i < frame.fds.size(); ++i) {
-        const int fd = frame.fds[i].get();
-        std::memcpy(CMSG_DATA(rights) + i * sizeof fd, &fd, sizeof fd);
-      }
+      rights->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
+      std::memcpy(CMSG_DATA(rights), fds.data(), sizeof(int) * fds.size());
     }
     const ssize_t count = ::sendmsg(fd(), &message, MSG_NOSIGNAL);
     if (count < 0) return errno == EAGAIN || errno == EINTR;

@@ -34,6 +34,7 @@ struct Frame {
   std::uint64_t key = 0;
   std::uint64_t length = 0;
   std::vector<Fd> fds{};
+  std::vector<int> lent{};  // sent behind those; they stay open as long as the socket, and cost no file of ours
 };
 
 enum class Wire { local, tcp };
@@ -58,6 +59,8 @@ class ControlSocket {
   // that cannot be one.
   static Fd listen(Wire wire, std::string& name);
   static Fd dial(Wire wire, const std::string& name);
+  // Who has dialled to `listener`; empty, with errno, where nobody has. `host` is where from, over TCP.
+  static Fd accept(const Fd& listener, std::string& host);
 
   int fd() const { return socket_.get(); }
   // Of a local one: whoever is at the other end runs as our user; its pid.

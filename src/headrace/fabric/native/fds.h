@@ -24,8 +24,6 @@ class Fd {
   int get() const { return fd_; }
   int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
-  // Empty where it fails.
-  Fd duplicate() const { return Fd(::fcntl(fd_, F_DUPFD_CLOEXEC, 0)); }
 
  private:
   int fd_ = -1;

@@ -133,7 +133,7 @@ bool OutLane::must_wake(bool may_wait) {
 }
 
 std::span<const std::uint32_t> InLane::peek_imms(std::size_t limit) {
-  const std::uint64_t come = head().imm_tail.load() - imm_head_;
+  const std::uint64_t come = tails().imms - imm_head_;
   if (come > kImms) broken("more imms than it has room for");
   const std::uint64_t place = imm_head_ % kImms;
   return {imms() + place, std::min({come, kImms - place, std::uint64_t{limit}})};
@@ -145,7 +145,7 @@ void InLane::pop_imms(std::size_t count) {
 }
 
 std::size_t InLane::pop_fragment(std::span<std::byte> buffer) {
-  const std::uint64_t come = head().byte_tail.load() - byte_head_;
+  const std::uint64_t come = tails().bytes - byte_head_;
   if (come == 0) return 0;
   std::uint64_t length = 0;
   if (come > kBytes || come < kUnit) broken("more bytes than it has room for");
@@ -157,7 +157,12 @@ std::size_t InLane::pop_fragment(std::span<std::byte> buffer) {
   return length;
 }
 
-bool InLane::has_news() const { return head().imm_tail.load() != imm_head_ || head().byte_tail.load() != byte_head_; }
+bool InLane::has_news() const {
+  const Tails shown = tails();
+  return shown.imms != imm_head_ || shown.bytes != byte_head_;
+}
+
+void InLane::cut_off() { end_ = tails(); }
 
 bool InLane::made_room() { return head().writer_waits.load() != 0 && head().writer_waits.exchange(0) != 0; }
 

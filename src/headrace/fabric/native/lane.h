@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -89,6 +90,8 @@ class InLane : public Lane {
   bool has_news() const;
   // True: the writer waits for room, and is to be woken.
   bool made_room();
+  // What the writer has shown by now is read, and nothing that it shows later.
+  void cut_off();
 
   // Whether its writer has been given access to our memory; else nothing that it tells has landed.
   std::atomic<bool> may_count{false};
@@ -97,6 +100,13 @@ class InLane : public Lane {
   void get_up() { head().reader_sleeps.store(0); }
 
  private:
+  struct Tails {
+    std::uint64_t imms;
+    std::uint64_t bytes;
+  };
+  Tails tails() const { return end_ ? *end_ : Tails{head().imm_tail.load(), head().byte_tail.load()}; }
+
+  std::optional<Tails> end_;    // of what is cut off
   std::uint64_t imm_head_ = 0;  // ours: the writer cannot move them
   std::uint64_t byte_head_ = 0;
 };

@@ -3,6 +3,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
 #include <utility>
 
 #include "clock.h"
@@ -14,17 +17,38 @@ namespace headrace::fabric {
 namespace {
 
 constexpr std::uint64_t kSlice = std::uint64_t{1} << 20;  // of a long write in one turn: about 60 us
-constexpr std::uint64_t kRedial = 50'000'000;             // ns after a connection was lost or refused
+// ns after a connection was lost or refused: where something is to be sent, and where its end is to be seen
+constexpr std::uint64_t kRedial = 50'000'000;
+constexpr std::uint64_t kIdleRedial = 1'000'000'000;
+
+constexpr const char* kMap = "map the peer's memory";
+constexpr const char* kUnsealed = "the peer's memory file can shrink, it must be sealed with F_SEAL_SHRINK";
 
 Posted failed(int code, const char* call) { return {.kind = Posted::Kind::failed, .code = code, .call = call}; }
+
+// Memory that its owner could shorten would answer whoever writes there with SIGBUS.
+bool can_shrink(int memory_fd) {
+  const int seals = ::fcntl(memory_fd, F_GET_SEALS);
+  return seals < 0 || (seals & F_SEAL_SHRINK) == 0;
+}
+
+int sealed(int memory_fd) {
+  if (can_shrink(memory_fd) && ::fcntl(memory_fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+    throw InputError("memory_fd",
+                     "must be a memfd that can be sealed (MFD_ALLOW_SEALING), for peers of this host map it and it "
+                     "must not shrink; fcntl(F_SEAL_SHRINK) says: " +
+                         std::string(std::strerror(errno)));
+  return memory_fd;
+}
 
 }  // namespace
 
 // ---- a link --------------------------------------------------------------------------------------------------------
 
 MappedLink::MappedLink(Mapped& transport, std::uint64_t peer, std::string control)
-    : transport_(transport), peer_(peer), control_(std::move(control)) {
+    : transport_(transport), id_(transport.next_link_++), peer_(peer), control_(std::move(control)) {
   dial();  // though there is nothing to say yet: its end is to be seen
+  transport_.links_[id_] = this;
 }
 
 MappedLink::~MappedLink() {
@@ -51,21 +75,29 @@ void MappedLink::connect(const Descriptor& descriptor) {
 }
 
 bool MappedLink::is_ready() {
-  if (state_ != State::idle || now_ns() < dial_at_) return state_ == State::ready;
+  if (state_ == State::idle && now_ns() >= idle_since_ + kRedial) try_dial();
+  return state_ == State::ready;
+}
+
+std::uint64_t MappedLink::dial_again(std::uint64_t now) {
+  if (state_ == State::idle && now >= idle_since_ + kIdleRedial) try_dial();
+  return state_ == State::idle ? idle_since_ + kIdleRedial : 0;
+}
+
+void MappedLink::try_dial() {
   try {
     dial();
   } catch (const FabricError&) {  // no memory or file for a lane: there may be some later
-    dial_at_ = now_ns() + kRedial;
+    idle_since_ = now_ns();
   }
-  return false;
 }
 
 void MappedLink::dial() {
-  lane_ = std::make_unique<OutLane>();
-  id_ = transport_.next_link_++;
-  transport_.links_[id_] = this;
+  auto made = std::make_unique<OutLane>();
+  Fd lane(::fcntl(made->fd(), F_DUPFD_CLOEXEC, 0));
+  if (!lane) throw FabricError("fcntl(F_DUPFD_CLOEXEC)", errno, "no file for the peer's end of a lane");
+  lane_ = std::move(made);
   state_ = State::dialling;
-  Fd lane(::fcntl(lane_->fd(), F_DUPFD_CLOEXEC, 0));
   transport_.control_.dial(id_, control_, std::move(lane));
 }
 
@@ -79,13 +111,14 @@ void MappedLink::linked(Fd bell) {
 
 void MappedLink::opened(std::uint64_t key, Fd memory, std::uint64_t length) {
   if (there_ != There::asked || key != key_) return transport_.control_.confirm_closed(id_, key);
+  const bool unsealed = can_shrink(memory.get());
   try {
-    if (length < length_) throw InputError("length", "shorter than its descriptor says");
+    if (unsealed || length < length_) throw InputError("memory", "is not what its descriptor says");
     memory_ = Mapping(memory.get(), length_);
     ::madvise(memory_.data(), length_, MADV_DONTFORK);
     there_ = There::open;
   } catch (const std::exception&) {
-    unmap(There::denied);
+    end_access(unsealed ? EPERM : FI_EKEYREJECTED, unsealed ? kUnsealed : kMap);
     transport_.control_.confirm_closed(id_, key);
   }
   transport_.owner_.may_retry(peer_);
@@ -93,24 +126,25 @@ void MappedLink::opened(std::uint64_t key, Fd memory, std::uint64_t length) {
 
 void MappedLink::denied(std::uint64_t key) {
   if (there_ != There::asked || key != key_) return;
-  there_ = There::denied;
+  end_access(FI_EKEYREJECTED, kMap);
   transport_.owner_.may_retry(peer_);
 }
 
 void MappedLink::close_asked(std::uint64_t key) {
-  if (there_ == There::open && key == key_) unmap(There::denied);
+  if (there_ == There::open && key == key_) end_access(FI_EKEYREJECTED, kMap);
   transport_.control_.confirm_closed(id_, key);
   transport_.owner_.may_retry(peer_);
 }
 
 void MappedLink::lost(int code, const std::string& text) {
   transport_.links_.erase(id_);
+  id_ = transport_.next_link_++;  // what is still told of the old one is not of the next
+  transport_.links_[id_] = this;
   state_ = State::idle;
-  dial_at_ = now_ns() + kRedial;
+  idle_since_ = now_ns();
   lane_.reset();
   bell_ = Fd();
-  code_ = code;
-  if (there_ == There::open || there_ == There::asked) unmap(There::lost);
+  if (there_ == There::open || there_ == There::asked) end_access(code, kMap);
   transport_.owner_.may_retry(peer_);
   if (!std::exchange(lost_told_, true)) transport_.owner_.news.lost(peer_, code, text);
 }
@@ -120,9 +154,14 @@ void MappedLink::unmap(There now) {
   there_ = now;
 }
 
+void MappedLink::end_access(int code, const char* call) {
+  unmap(There::over);
+  code_ = code;
+  call_ = call;
+}
+
 Posted MappedLink::post_write(std::uint64_t, const std::byte* from, const Write& write) {
-  if (there_ == There::denied) return failed(FI_EKEYREJECTED, "map the peer's memory");
-  if (there_ == There::lost) return failed(code_, "map the peer's memory");
+  if (there_ == There::over) return failed(code_, call_);
   if (there_ != There::open) return is_ready(), Posted{.kind = Posted::Kind::full};
   std::uint64_t done = write.done;
   const std::uint64_t slice = std::min(write.length - done, kSlice);
@@ -163,12 +202,10 @@ void MappedLink::flush(bool more) {
 Descriptor MappedLink::grant(std::uint32_t generation) {
   withdraw();
   told_ = false;
-  Fd memory(::fcntl(transport_.memory_fd_, F_DUPFD_CLOEXEC, 0));
-  if (!memory) throw FabricError("fcntl(F_DUPFD_CLOEXEC)", errno, "no file for the peer's access to the memory");
   const std::uint64_t key = random_key();
   granted_ = key;
   transport_.granted_[key] = this;
-  transport_.control_.allow(key, std::move(memory), transport_.length_);
+  transport_.control_.allow(key, transport_.memory_fd_, transport_.length_);
   return {.addressing = Addressing::mapped,
           .base = 0,
           .length = transport_.length_,
@@ -195,7 +232,7 @@ void MappedLink::access_ended(std::uint64_t key) {
 
 Mapped::Mapped(std::string name, int bell, int memory_fd, std::size_t length, std::uint64_t sender,
                std::uint64_t silence_ns, Owner owner)
-    : memory_fd_(memory_fd),
+    : memory_fd_(sealed(memory_fd)),
       length_(length),
       sender_(sender),
       owner_(std::move(owner)),
@@ -204,6 +241,15 @@ Mapped::Mapped(std::string name, int bell, int memory_fd, std::size_t length, st
 
 std::unique_ptr<Link> Mapped::link(std::uint64_t peer, const std::string& control) {
   return std::make_unique<MappedLink>(*this, peer, control);
+}
+
+std::uint64_t Mapped::dial_again(std::uint64_t now) {
+  std::uint64_t next = 0;
+  for (auto& [id, link] : links_) {
+    const std::uint64_t at = link->dial_again(now);
+    if (at > 0) next = next == 0 ? at : std::min(next, at);
+  }
+  return next;
 }
 
 bool Mapped::has_news() const {
@@ -284,7 +330,11 @@ void Mapped::News::lane_came(std::uint64_t lane, std::shared_ptr<InLane> in, Fd 
 }
 
 void Mapped::News::lane_left(std::uint64_t lane) {
-  mapped_.owner_.news.queue([this, lane] { mapped_.leaving_.push_back(lane); });
+  mapped_.owner_.news.queue([this, lane] {
+    mapped_.leaving_.push_back(lane);
+    const auto found = mapped_.incoming_.find(lane);
+    if (found != mapped_.incoming_.end()) found->second.lane->cut_off();  // a process that lives could go on for ever
+  });
 }
 
 void Mapped::News::access_ended(std::uint64_t key) {

@@ -3,10 +3,11 @@
 // control thread's news come in as `ControlEvents`, turned into commands of the owner. Owner thread only.
 //
 // Life of a link:
-//     idle      the connection is lost: the next post dials again, after a while
+//     idle      the connection is lost: the next post dials again, after a while, or time does
 //     dialling  messages and writes wait
 //     ready     the lane is read at the other end
-// and of the memory there: none -> asked (its descriptor came) -> open (mapped) | denied | lost, until the next one.
+// and of the memory there: none -> asked (its descriptor came) -> open (mapped) -> over (refused, revoked or
+// lost), until the next one.
 #pragma once
 
 #include <algorithm>
@@ -56,20 +57,25 @@ class MappedLink final : public Link {
   void access_ended(std::uint64_t key);
   std::uint64_t peer() const { return peer_; }
 
+  // As Mapped's.
+  std::uint64_t dial_again(std::uint64_t now);
+
  private:
   enum class State { idle, dialling, ready };
-  enum class There { none, asked, open, denied, lost };
+  enum class There { none, asked, open, over };
 
   bool is_ready();
   void dial();
+  void try_dial();
   void unmap(There now);
+  void end_access(int code, const char* call);
 
   Mapped& transport_;
-  std::uint64_t id_ = 0;  // another one for each dial
+  std::uint64_t id_;  // another one for each connection
   const std::uint64_t peer_;
   const std::string control_;
   State state_ = State::idle;
-  std::uint64_t dial_at_ = 0;
+  std::uint64_t idle_since_ = 0;
   std::unique_ptr<OutLane> lane_;
   Fd bell_;
   bool fence_ = false;   // bytes went out since the last flush
@@ -80,7 +86,8 @@ class MappedLink final : public Link {
   std::uint64_t key_ = 0;
   std::uint64_t length_ = 0;
   Mapping memory_;
-  int code_ = 0;
+  int code_ = 0;  // of what is over
+  const char* call_ = "";
   bool lost_told_ = false;
 
   std::optional<std::uint64_t> granted_;  // our key for this peer
@@ -97,7 +104,7 @@ class Mapped {
     std::function<void(std::uint64_t peer)> may_retry;
   };
 
-  // Listens as `name`; `memory_fd` is what peers are given.
+  // Listens as `name`; `memory_fd` is what peers are given, sealed against shrinking. Throws InputError, FabricError.
   Mapped(std::string name, int bell, int memory_fd, std::size_t length, std::uint64_t sender, std::uint64_t silence_ns,
          Owner owner);
 
@@ -107,6 +114,8 @@ class Mapped {
   // anything.
   template <class Arrived, class Received>
   bool read(Arrived arrived, Received received);
+  // Dials those again that were lost. -> when there is somebody to dial next, 0 for nobody.
+  std::uint64_t dial_again(std::uint64_t now);
   bool has_news() const;
   void lie_down();
   void get_up();
@@ -153,7 +162,7 @@ class Mapped {
   const std::uint64_t sender_;  // of messages
   Owner owner_;
   News news_;
-  std::map<std::uint64_t, MappedLink*> links_;    // that dialled
+  std::map<std::uint64_t, MappedLink*> links_;
   std::map<std::uint64_t, MappedLink*> granted_;  // by our key, until nobody has the memory mapped by it
   std::map<std::uint64_t, Incoming> incoming_;
   std::vector<std::uint64_t> broken_;

@@ -220,10 +220,9 @@ void Owner::sleep() {
   }
   if (rally_ && rally_->sent_at == 0) until = std::min(until, rally_->next_at);
   if (!deadlines_.empty()) until = std::min(until, deadlines_.begin()->first);
-  if (watch_) {
-    const std::uint64_t next = watch_->dial_again(now_ns());
+  for (const std::uint64_t next :
+       {watch_ ? watch_->dial_again(now_ns()) : 0, mapped_ ? mapped_->dial_again(now_ns()) : 0})
     if (next > 0) until = std::min(until, next);
-  }
   bell_.lie_down(gate);
   if (mapped_) mapped_->lie_down();
   if (may_sleep(gate)) {
