@@ -40,6 +40,16 @@ class Traits:
     @property
     def endpoint_registration(self) -> bool: ...
     @property
+    def ordered_messages(self) -> bool: ...
+    @property
+    def emulated_writes(self) -> bool:
+        """The receiver's processor carries them out."""
+
+    @property
+    def lasting_regions(self) -> bool:
+        """It keeps registrations that were closed, for later ones of the same memory."""
+
+    @property
     def mr_key_size(self) -> int: ...
     @property
     def cq_data_size(self) -> int: ...
@@ -58,8 +68,36 @@ class Traits:
     @property
     def wait_fd(self) -> bool: ...
 
+class Asked:
+    """What a provider is asked for; empty texts are its own choice."""
+
+    @property
+    def api(self) -> tuple[int, int]: ...
+    @property
+    def local_peers(self) -> bool:
+        """Those of this host may be reached by the provider's own ways inside it."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def port(self) -> str: ...
+    @property
+    def domain(self) -> str: ...
+
+def plan_ask(provider: str, node: str, port: int) -> Asked: ...
+def require_traits(
+    *,
+    provider: str,
+    cq_data_size: int,
+    ordered_messages: bool,
+    emulated_writes: bool,
+    local_registration: bool,
+    lasting_regions: bool,
+) -> None:
+    """Raises FabricError where a provider with such traits lacks what every transfer needs."""
+
 def has_provider(provider: str) -> bool:
-    """Whether this machine has what a libfabric provider needs."""
+    """Whether an endpoint of a libfabric provider can be opened here."""
 
 class Setup:
     """Where and how peers may reach an engine."""

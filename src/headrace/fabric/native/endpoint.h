@@ -18,34 +18,11 @@
 
 #include "memory.h"
 #include "messages.h"
+#include "providers.h"
 #include "sockets.h"
 #include "transfers.h"
 
 namespace headrace::fabric {
-
-// What this provider can do, read when it was opened.
-struct Traits {
-  std::string provider;
-  bool virtual_addressing = false;
-  bool provider_keys = false;
-  bool local_registration = false;
-  bool endpoint_registration = false;
-  std::uint64_t mr_key_size = 0;
-  std::uint64_t cq_data_size = 0;
-  std::uint64_t inject_size = 0;
-  std::uint64_t iov_limit = 0;
-  std::uint64_t rma_iov_limit = 0;
-  std::uint64_t tx_size = 0;
-  std::uint64_t rx_size = 0;
-  std::uint64_t max_message = 0;
-  bool wait_fd = false;
-};
-
-// Where to listen. An empty node is the provider's choice, port 0 a fresh one.
-struct Local {
-  std::string node;
-  std::uint16_t port = 0;
-};
 
 struct CloseFid {
   template <class Fid>
@@ -60,6 +37,12 @@ struct Registration {
   Opened<fid_mr> region;
   std::uint64_t key = 0;
   void* descriptor() const { return region ? fi_mr_desc(region.get()) : nullptr; }
+  // 0, or a negative errno: then it is open still.
+  int close() {
+    const int rc = region ? fi_close(&region->fid) : 0;
+    if (rc == 0) region.release();
+    return rc;
+  }
 };
 
 struct RemotePlace {
@@ -93,7 +76,7 @@ struct Completion {
   std::string text{};
 };
 
-// Whether this machine has what the provider needs.
+// Whether an endpoint of it can be opened here.
 bool has_provider(const std::string& provider);
 
 class Endpoint {
@@ -144,6 +127,7 @@ class Endpoint {
 
   void open(const std::string& provider, const Local& local);
   void read_traits();
+  bool emulates_writes();
   void read_error(std::vector<Completion>& completions);
   bool is_tcp() const { return traits_.provider.find("tcp") != std::string::npos; }
   bool hang_up();

@@ -179,6 +179,9 @@ void define_traits(nb::module_& module) {
       .def_ro("provider_keys", &Traits::provider_keys)
       .def_ro("local_registration", &Traits::local_registration)
       .def_ro("endpoint_registration", &Traits::endpoint_registration)
+      .def_ro("ordered_messages", &Traits::ordered_messages)
+      .def_ro("emulated_writes", &Traits::emulated_writes)
+      .def_ro("lasting_regions", &Traits::lasting_regions)
       .def_ro("mr_key_size", &Traits::mr_key_size)
       .def_ro("cq_data_size", &Traits::cq_data_size)
       .def_ro("inject_size", &Traits::inject_size)
@@ -188,6 +191,36 @@ void define_traits(nb::module_& module) {
       .def_ro("rx_size", &Traits::rx_size)
       .def_ro("max_message", &Traits::max_message)
       .def_ro("wait_fd", &Traits::wait_fd);
+}
+
+// Without an endpoint, so that what is asked of NICs that this machine lacks can be looked at.
+void define_providers(nb::module_& module) {
+  nb::class_<Asked>(module, "Asked")
+      .def_prop_ro("api", [](const Asked& asked) { return nb::make_tuple(FI_MAJOR(asked.api), FI_MINOR(asked.api)); })
+      .def_prop_ro("local_peers", [](const Asked& asked) { return (asked.caps & FI_REMOTE_COMM) == 0; })
+      .def_ro("address", &Asked::address)
+      .def_ro("port", &Asked::port)
+      .def_ro("domain", &Asked::domain);
+  module.def(
+      "plan_ask",
+      [](const std::string& provider, const std::string& node, std::uint16_t port) {
+        return plan_ask(provider, {.node = node, .port = port});
+      },
+      "provider"_a, "node"_a, "port"_a);
+  module.def(
+      "require_traits",
+      [](const std::string& provider, std::uint64_t cq_data_size, bool ordered_messages, bool emulated_writes,
+         bool local_registration, bool lasting_regions) {
+        require_traits({.provider = provider,
+                        .local_registration = local_registration,
+                        .ordered_messages = ordered_messages,
+                        .emulated_writes = emulated_writes,
+                        .lasting_regions = lasting_regions,
+                        .cq_data_size = cq_data_size});
+      },
+      nb::kw_only(), "provider"_a, "cq_data_size"_a, "ordered_messages"_a, "emulated_writes"_a, "local_registration"_a,
+      "lasting_regions"_a);
+  module.def("has_provider", &has_provider, "provider"_a);
 }
 
 void define_peers(nb::class_<Engine>& engine) {
@@ -356,7 +389,7 @@ void translate(const std::exception_ptr& thrown, void*) {
 NB_MODULE(_native, module) {
   nb::register_exception_translator(&translate);
   define_traits(module);
-  module.def("has_provider", &has_provider, "provider"_a);
+  define_providers(module);
   nb::class_<Setup>(module, "Setup")
       .def(
           "__init__",

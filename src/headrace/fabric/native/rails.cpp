@@ -193,9 +193,16 @@ bool RailLink::withdraw() {
   // peer may be lost with it, most of them told as SendFailed; the next post connects again. Keys first, so that no new
   // header passes; then the memory, so that the rest of a write already begun misses it.
   long rc = 0;
-  for (auto& each : std::exchange(access_, {}))
-    if (each.region) rc = std::min<long>(rc, fi_close(&each.region.release()->fid));
-  rails_.detach(std::exchange(alias_, Mapping()));
+  for (auto& each : access_) rc = std::min<long>(rc, each.close());
+  if (rails_.traits().is_rdma()) {
+    // Here the closed registration is all of it. Until then the NIC has the pages themselves, whatever is mapped in
+    // their place: so one that does not close leaves the peer its access, and is tried again.
+    check("fi_close(region)", rc);
+    alias_ = Mapping();
+  } else {
+    rails_.detach(std::exchange(alias_, Mapping()));
+  }
+  access_.clear();
   check("fi_close(region)", rc);
   return true;
 }

@@ -95,7 +95,7 @@ class RailLink final : public Link {
   std::uint64_t base_ = 0;
   std::vector<std::uint64_t> keys_;
   Mapping alias_;
-  std::vector<Registration> access_;  // one for each of our NICs
+  std::vector<Registration> access_;  // one for each of our NICs; behind `alias_`, so that it ends first
 };
 
 }  // namespace headrace::fabric
