@@ -24,23 +24,28 @@ def require(provider: str, **changed: object) -> None:
 
 
 def test_efa_is_asked_for_its_nic_by_name_and_for_no_way_around_it() -> None:
-    asked = _native.plan_ask("efa", "rdmap16s27", 0)
+    asked = _native.plan_ask("efa", "rdmap16s27", 0, False)
     assert (asked.domain, asked.address, asked.port) == ("rdmap16s27-rdm", "", "")
     assert not asked.local_peers, "peers of this host must not go through the provider's own shared memory"
-    assert _native.plan_ask("efa", "", 0).domain == "", "no name: the first NIC"
+    assert _native.plan_ask("efa", "", 0, False).domain == "", "no name: the first NIC"
 
 
 def test_verbs_and_tcp_are_bound_to_an_address() -> None:
     for provider in ("verbs;ofi_rxm", "tcp;ofi_rxm"):
-        asked = _native.plan_ask(provider, "10.0.0.1", 7400)
+        asked = _native.plan_ask(provider, "10.0.0.1", 7400, False)
         assert (asked.domain, asked.address, asked.port) == ("", "10.0.0.1", "7400")
         assert asked.local_peers
-    assert _native.plan_ask("tcp;ofi_rxm", "", 0).port == ""
+    assert _native.plan_ask("tcp;ofi_rxm", "", 0, False).port == ""
 
 
 def test_rdma_is_asked_for_by_a_version_that_this_build_knows() -> None:
-    assert _native.plan_ask("tcp;ofi_rxm", "", 0).api == (1, 17)
-    assert (1, 17) <= _native.plan_ask("efa", "", 0).api <= (1, 20)
+    assert _native.plan_ask("tcp;ofi_rxm", "", 0, False).api == (1, 17)
+    assert (1, 17) <= _native.plan_ask("efa", "", 0, False).api <= (1, 20)
+
+
+def test_device_memory_is_asked_for_where_it_is_wanted() -> None:
+    assert not _native.plan_ask("verbs;ofi_rxm", "", 0, False).device_memory
+    assert _native.plan_ask("verbs;ofi_rxm", "", 0, True).device_memory
 
 
 def test_a_provider_with_all_that_is_needed_is_taken() -> None:

@@ -74,6 +74,8 @@ class Asked:
     @property
     def api(self) -> tuple[int, int]: ...
     @property
+    def device_memory(self) -> bool: ...
+    @property
     def local_peers(self) -> bool:
         """Those of this host may be reached by the provider's own ways inside it."""
 
@@ -84,7 +86,7 @@ class Asked:
     @property
     def domain(self) -> str: ...
 
-def plan_ask(provider: str, node: str, port: int) -> Asked: ...
+def plan_ask(provider: str, node: str, port: int, on_device: bool) -> Asked: ...
 def require_traits(
     *,
     provider: str,
@@ -99,6 +101,20 @@ def require_traits(
 def has_provider(provider: str) -> bool:
     """Whether an endpoint of a libfabric provider can be opened here."""
 
+class CudaMemory:
+    """An allocation on a CUDA device, exported as the file `fd` and mapped here. Never run on a device."""
+
+    def __init__(self, device: int, num_bytes: int) -> None: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def num_bytes(self) -> int:
+        """What was asked for, in whole pieces of the device's granularity."""
+
+    def close(self) -> None: ...
+
 class Setup:
     """Where and how peers may reach an engine."""
 
@@ -109,11 +125,13 @@ class Setup:
         watch: str,
         silence_s: float,
         cpus: Sequence[int],
+        cuda_device: int | None,
         providers: Sequence[tuple[str, Sequence[tuple[str, int]]]],
     ) -> None:
         """`control` names the control socket of the mapped transport (empty: none), `watch` is where control
         connections over TCP are heard, "host:port" in numbers (empty: nowhere), `providers` has an endpoint for each
-        (node, port), an empty node being the provider's choice; the owner runs on `cpus` (empty: on any)."""
+        (node, port), an empty node being the provider's choice; the owner runs on `cpus` (empty: on any). The memory is
+        CUDA's where its device is told."""
 
 class Engine:
     def __init__(self, memory_fd: int, length: int, setup: Setup, beside: Engine | None) -> None:

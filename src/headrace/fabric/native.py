@@ -125,6 +125,10 @@ class NativeFabric:
     Peers are watched from a thread of its own over control connections (for TCP at the first address of `nodes`, on a
     port next to `port`): PeerLost when one breaks, PeerSilent after `silence_s` without a heartbeat.
 
+    With `cuda_device` the file is a `CudaMemory`'s (never run on a device). What a transfer reads must be there by the
+    time that it is submitted or its layer raised; there are no digests; tcp is refused, from which such memory could
+    not be taken back.
+
     The file is mapped here and again for every peer; the descriptor may be closed afterwards. Raises InputError for
     arguments that cannot be, FabricError when a provider is missing or cannot do what the fabric needs.
     """
@@ -141,6 +145,7 @@ class NativeFabric:
         nodes: Sequence[str] = ("127.0.0.1",),
         port: int = 0,
         cpus: Sequence[int] = (),
+        cuda_device: int | None = None,
         beside: "NativeFabric | None" = None,
         silence_s: float = 2.0,
     ) -> None:
@@ -150,6 +155,8 @@ class NativeFabric:
             if transport != "mapped" and transport not in PROVIDERS:
                 known = ", ".join(("mapped", *PROVIDERS))
                 raise InputError("transports", f"must be of {known}, has {transport!r}")
+        if cuda_device is not None and "tcp" in transports:
+            raise InputError("transports", f"must be of mapped, efa and verbs for CUDA memory, are {tuple(transports)}")
         strange = set(cpus) - os.sched_getaffinity(0)
         if strange:
             raise InputError("cpus", f"must be of those that this process may use, has {sorted(strange)}")
@@ -161,6 +168,7 @@ class NativeFabric:
             watch=plan_watch(transports, nodes, port),
             silence_s=silence_s,
             cpus=list(cpus),
+            cuda_device=cuda_device,
             providers=[(PROVIDERS[each], where) for each, where in places.items()],
         )
         self._engine = _native.Engine(memory_fd, length, setup, beside._engine if beside is not None else None)

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "clock.h"
+#include "cuda_registration.h"
 #include "errors.h"
 #include "keys.h"
 #include "signals.h"
@@ -30,8 +31,8 @@ const char* or_null(const std::string& text) { return text.empty() ? nullptr : t
 
 // Each provider's default for when a write is complete is what we need: its source may be reused. That it was delivered
 // (FI_DELIVERY_COMPLETE) would cost another message and prove nothing.
-fi_info* ask(const std::string& provider, const Local& local) {
-  const Asked asked = plan_ask(provider, local);
+fi_info* ask(const std::string& provider, const Local& local, bool on_device) {
+  const Asked asked = plan_ask(provider, local, on_device);
   const std::unique_ptr<fi_info, void (*)(fi_info*)> hints(fi_allocinfo(), fi_freeinfo);
   hints->caps = asked.caps;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
@@ -40,6 +41,7 @@ fi_info* ask(const std::string& provider, const Local& local) {
   hints->tx_attr->msg_order = FI_ORDER_SAS;
   hints->rx_attr->msg_order = FI_ORDER_SAS;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+  if (on_device) hints->domain_attr->mr_mode |= FI_MR_HMEM;
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
   if (!asked.domain.empty()) hints->domain_attr->name = ::strdup(asked.domain.c_str());
   hints->fabric_attr->prov_name = ::strdup(provider.c_str());
@@ -72,7 +74,8 @@ bool has_provider(const std::string& provider) {
   }
 }
 
-Endpoint::Endpoint(const std::string& provider, const Local& local) {
+Endpoint::Endpoint(const std::string& provider, const Local& local, std::shared_ptr<CudaDevice> device)
+    : device_(std::move(device)) {
   const SignalHandlers handlers;  // put back at the end: providers install their own
   open(provider, local);
   read_traits();
@@ -122,7 +125,7 @@ std::optional<std::vector<Connection>> Endpoint::connections() const {
 }
 
 void Endpoint::open(const std::string& provider, const Local& local) {
-  info_.reset(ask(provider, local));
+  info_.reset(ask(provider, local, device_ != nullptr));
   fid_fabric* fabric = nullptr;
   check("fi_fabric", fi_fabric(info_->fabric_attr, &fabric, nullptr));
   fabric_.reset(fabric);
@@ -192,13 +195,19 @@ fi_addr_t Endpoint::insert(const std::string& address) {
   return inserted;
 }
 
-Registration Endpoint::register_memory(std::byte* data, std::size_t length, std::uint64_t access) {
+Registration Endpoint::register_shared(std::byte* data, std::size_t length, std::uint64_t access) {
+  return register_memory(device_.get(), data, length, access);
+}
+
+Registration Endpoint::register_memory(const CudaDevice* device, std::byte* data, std::size_t length,
+                                       std::uint64_t access) {
   fid_mr* region = nullptr;
   long rc = -FI_ENOKEY;
   // Where we choose the keys, two may collide; another draw will not.
   for (int draw = 0; draw < 8 && rc == -FI_ENOKEY; ++draw) {
     const std::uint64_t key = traits_.provider_keys ? 0 : random_key(traits_.mr_key_size);
-    rc = fi_mr_reg(domain_.get(), data, length, access, 0, key, 0, &region, nullptr);
+    rc = device != nullptr ? register_cuda(domain_.get(), *device, data, length, access, key, &region)
+                           : fi_mr_reg(domain_.get(), data, length, access, 0, key, 0, &region, nullptr);
   }
   check("fi_mr_reg", rc);
   Registration registration{.region = Opened<fid_mr>(region), .key = fi_mr_key(region)};
@@ -224,7 +233,7 @@ void Endpoint::grow(OpKind kind) {
   if (kind != OpKind::write) {
     chunk->buffers.resize(kChunk * kFragment);
     if (traits_.local_registration)
-      chunk->registration = register_memory(chunk->buffers.data(), chunk->buffers.size(), FI_SEND | FI_RECV);
+      chunk->registration = register_memory(nullptr, chunk->buffers.data(), chunk->buffers.size(), FI_SEND | FI_RECV);
   }
   for (std::size_t i = 0; i < kChunk; ++i) {
     Op& op = chunk->ops[i];
@@ -272,7 +281,7 @@ Op* Endpoint::claim(void* context) {
 }
 
 void Endpoint::register_source(std::byte* data, std::size_t length) {
-  if (traits_.local_registration) source_ = register_memory(data, length, FI_WRITE | FI_READ);
+  if (traits_.local_registration) source_ = register_shared(data, length, FI_WRITE | FI_READ);
 }
 
 long Endpoint::post_write(Op* op, fi_addr_t to, const std::byte* from, std::size_t length, std::uint32_t imm,

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "memory.h"
+#include "cuda.h"
 #include "messages.h"
 #include "providers.h"
 #include "sockets.h"
@@ -81,8 +81,8 @@ bool has_provider(const std::string& provider);
 
 class Endpoint {
  public:
-  // `local` is the address to bind to.
-  Endpoint(const std::string& provider, const Local& local);
+  // `local` is the address to bind to. With a device, what is shared and sent is its memory; messages never are.
+  Endpoint(const std::string& provider, const Local& local, std::shared_ptr<CudaDevice> device = nullptr);
   ~Endpoint();
 
   const Traits& traits() const { return traits_; }
@@ -91,7 +91,7 @@ class Endpoint {
   // There is no removal: fi_av_remove closes the peer's connection, and 1.17 crashes when a write of that peer is half
   // received (see hang_up). The entry stays for the endpoint's life; the same address gives the same entry again.
   fi_addr_t insert(const std::string& address);
-  Registration register_memory(std::byte* data, std::size_t length, std::uint64_t access);
+  Registration register_shared(std::byte* data, std::size_t length, std::uint64_t access);
   // What writes from here take their bytes from, where the provider wants to know.
   void register_source(std::byte* data, std::size_t length);
 
@@ -125,6 +125,7 @@ class Endpoint {
     Registration registration;
   };
 
+  Registration register_memory(const CudaDevice* device, std::byte* data, std::size_t length, std::uint64_t access);
   void open(const std::string& provider, const Local& local);
   void read_traits();
   bool emulates_writes();
@@ -138,6 +139,7 @@ class Endpoint {
     void operator()(fi_info* info) const { fi_freeinfo(info); }
   };
   // Closed in the reverse order: endpoint, queue, addresses, domain, fabric.
+  const std::shared_ptr<CudaDevice> device_;
   std::unique_ptr<fi_info, FreeInfo> info_;
   Opened<fid_fabric> fabric_;
   Opened<fid_domain> domain_;

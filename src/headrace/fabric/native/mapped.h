@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "control.h"
+#include "cuda.h"
 #include "errors.h"
 #include "lane.h"
 #include "link.h"
@@ -62,6 +63,8 @@ class MappedLink final : public Link {
   bool is_ready();
   void dial();
   void unmap(There now);
+  void copy(std::byte* to, const std::byte* from, std::size_t length);
+  void fence();
 
   Mapped& transport_;
   std::uint64_t id_ = 0;  // another one for each dial
@@ -78,6 +81,7 @@ class MappedLink final : public Link {
   There there_ = There::none;
   std::uint64_t key_ = 0;
   std::uint64_t length_ = 0;
+  bool on_device_ = false;
   Mapping memory_;
   int code_ = 0;
   bool lost_told_ = false;
@@ -94,6 +98,7 @@ class Mapped {
     PeerNews news;
     std::function<void(std::uint64_t peer)> revoked;
     std::function<void(std::uint64_t peer)> may_retry;
+    std::shared_ptr<CudaDevice> device{};  // whose memory ours is
   };
 
   // Listens as `name`; `memory_fd` is what peers are given.

@@ -39,8 +39,9 @@ Fd duplicate(int fd) {
 }  // namespace
 
 Owner::Owner(int memory_fd, std::size_t length, const Transports& transports, const Owner* beside)
-    : memory_fd_(duplicate(memory_fd)),
-      memory_(memory_fd, length),
+    : on_device_(transports.device != nullptr),
+      memory_fd_(duplicate(memory_fd)),
+      memory_(memory_fd, length, transports.device),
       sender_(random_key()),
       counters_(beside != nullptr ? beside->counters_ : std::make_shared<ImmCounters>(events_)),
       digester_(
@@ -50,7 +51,8 @@ Owner::Owner(int memory_fd, std::size_t length, const Transports& transports, co
           }) {
   own_.host = own_host();
   for (const auto& [provider, locals] : transports.providers) {
-    const SourceMemory memory{.fd = memory_fd_.get(), .data = memory_.data(), .length = memory_.length()};
+    const SourceMemory memory{
+        .fd = memory_fd_.get(), .data = memory_.data(), .length = memory_.length(), .device = transports.device};
     rails_.push_back(std::make_unique<Rails>(provider, locals, memory, sender_));
     traits_.push_back(rails_.back()->traits());
     for (NicAddress& nic : rails_.back()->addresses()) own_.nics.push_back(std::move(nic));
@@ -59,7 +61,8 @@ Owner::Owner(int memory_fd, std::size_t length, const Transports& transports, co
     own_.control = transports.control;
     const Mapped::Owner owner{.news = peer_news(),
                               .revoked = [this](std::uint64_t peer) { events_->append(Revoked{peer}); },
-                              .may_retry = [this](std::uint64_t peer) { peer_of(peer).parked_until = 0; }};
+                              .may_retry = [this](std::uint64_t peer) { peer_of(peer).parked_until = 0; },
+                              .device = transports.device};
     mapped_ = std::make_unique<Mapped>(own_.control, bell_.fd(), memory_fd_.get(), memory_.length(), sender_,
                                        transports.silence_ns, owner);
   }

@@ -16,9 +16,10 @@ constexpr std::uint32_t kRdma = std::min<std::uint32_t>(kHeaders, FI_VERSION(1, 
 
 }  // namespace
 
-Asked plan_ask(const std::string& provider, const Local& local) {
+Asked plan_ask(const std::string& provider, const Local& local, bool on_device) {
   const Traits named{.provider = provider};
   Asked asked{.api = named.is_rdma() ? kRdma : kOldest, .caps = FI_MSG | FI_RMA};
+  if (on_device) asked.caps |= FI_HMEM;
   if (named.is_efa()) {
     // Not FI_LOCAL_COMM: its peers of this host would go through shared memory, where a write can outlive its region,
     // and which has no file to wait on.

@@ -53,7 +53,7 @@ struct Asked {
   std::string port{};
   std::string domain{};  // of that name alone
 };
-Asked plan_ask(const std::string& provider, const Local& local);
+Asked plan_ask(const std::string& provider, const Local& local, bool on_device);
 
 // Throws FabricError where it lacks what every transfer needs.
 void require_traits(const Traits& traits);

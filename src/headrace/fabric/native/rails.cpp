@@ -26,7 +26,7 @@ Posted posted(long rc, const char* call) {
 Rails::Rails(const std::string& provider, const std::vector<Local>& locals, SourceMemory memory, std::uint64_t sender)
     : provider_(provider), memory_(memory), sender_(sender), num_receives_(locals.size()) {
   for (const Local& local : locals) {
-    nics_.push_back(std::make_unique<Endpoint>(provider, local));
+    nics_.push_back(std::make_unique<Endpoint>(provider, local, memory.device));
     nics_.back()->register_source(memory.data, memory.length);
   }
   post_receives();
@@ -172,10 +172,10 @@ Posted RailLink::post_fragment(std::uint64_t peer, const std::shared_ptr<Outgoin
 Descriptor RailLink::grant(std::uint32_t generation) {
   withdraw();
   // A new range each time: the old one stays ours, for what is still landing there.
-  alias_ = Mapping(rails_.memory_.fd, rails_.memory_.length);
+  alias_ = Mapping(rails_.memory_.fd, rails_.memory_.length, rails_.memory_.device);
   Descriptor descriptor;
   for (auto& nic : rails_.nics_) {
-    access_.push_back(nic->register_memory(alias_.data(), alias_.length(), FI_REMOTE_WRITE));
+    access_.push_back(nic->register_shared(alias_.data(), alias_.length(), FI_REMOTE_WRITE));
     descriptor.keys.push_back(access_.back().key);
   }
   if (rails_.traits().virtual_addressing) {

@@ -22,6 +22,7 @@ struct SourceMemory {  // ours
   int fd = -1;
   std::byte* data = nullptr;
   std::size_t length = 0;
+  std::shared_ptr<CudaDevice> device{};  // where it is, if not the host's
 };
 
 class Rails {
