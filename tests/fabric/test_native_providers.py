@@ -1,11 +1,12 @@
 """What libfabric's providers are asked for and what is refused: the part of efa and verbs that needs no such NIC."""
 
 import os
+import time
 
 import pytest
 
 from headrace.errors import FabricError, InputError
-from headrace.fabric import _native
+from headrace.fabric import SharedMemory, _native
 from headrace.fabric.places import plan_places, plan_watch
 
 
@@ -74,6 +75,47 @@ def test_the_cache_that_would_keep_a_revoked_peers_access_is_off() -> None:
     import headrace.fabric.native  # noqa: F401
 
     assert os.environ["FI_MR_CACHE_MAX_COUNT"] == "0"
+
+
+# ---- a queue that wakes nobody -----------------------------------------------------------------------------------
+
+
+def test_an_owner_whose_provider_wakes_nobody_looks_and_is_idle_otherwise() -> None:
+    """As efa's before libfabric 2.5; here libfabric's shm stands for it."""
+
+    def engine() -> _native.Engine:
+        memory = SharedMemory(4096)
+        setup = _native.Setup(
+            control="", watch="", silence_s=2.0, cpus=[], cuda_device=None, providers=[("shm", [("", 0)])]
+        )
+        return _native.Engine(memory.fd, 4096, setup, None)
+
+    one, other = engine(), engine()
+    assert not one.traits[0].wait_fd
+    to_other = one.add_peer(other.address)
+    told = _Told()
+    for number in range(3):
+        time.sleep(0.2)
+        before = other.owner_cpu_ns()
+        time.sleep(0.2)
+        assert other.owner_cpu_ns() - before < 20_000_000, "a tenth of a core: it would be all of it"
+        one.send(to_other, b"%d" % number)
+        until = time.monotonic() + 0.3  # half of what was left of its sleep, if it slept as others do
+        while len(told.messages) <= number and time.monotonic() < until:
+            other.drain(told)  # type: ignore[arg-type]  # nothing else comes
+    assert told.messages == [b"0", b"1", b"2"]
+    one.close()
+    other.close()
+
+
+class _Told:
+    """A sink of events that knows messages alone."""
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+
+    def message_received(self, message: bytes) -> None:
+        self.messages.append(message)
 
 
 # ---- which NICs -------------------------------------------------------------------------------------------------

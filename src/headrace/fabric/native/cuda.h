@@ -15,6 +15,10 @@
 
 namespace headrace::fabric {
 
+namespace cuda {
+struct Driver;
+}
+
 class CudaDevice {
  public:
   // Throws InputError for a device that there is not, FabricError without a driver, or one that cannot share memory.
@@ -39,11 +43,10 @@ class CudaDevice {
   void wait();
 
  private:
-  struct Driver;
   class Entered;
   void check(const char* call, int code) const;
 
-  const std::unique_ptr<Driver> driver_;
+  const std::unique_ptr<cuda::Driver> driver_;
   const int ordinal_;
   int device_ = 0;
   void* context_ = nullptr;

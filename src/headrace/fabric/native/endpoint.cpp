@@ -142,7 +142,13 @@ void Endpoint::open(const std::string& provider, const Local& local) {
   cq_attr.format = FI_CQ_FORMAT_DATA;
   cq_attr.wait_obj = FI_WAIT_FD;
   fid_cq* queue = nullptr;
-  check("fi_cq_open(FI_WAIT_FD)", fi_cq_open(domain, &cq_attr, &queue, nullptr));
+  int rc = fi_cq_open(domain, &cq_attr, &queue, nullptr);
+  const bool wakes = rc != -FI_ENOSYS;
+  if (!wakes) {  // efa before libfabric 2.5: its owner has to look
+    cq_attr.wait_obj = FI_WAIT_NONE;
+    rc = fi_cq_open(domain, &cq_attr, &queue, nullptr);
+  }
+  check("fi_cq_open", rc);
   queue_.reset(queue);
   fid_ep* endpoint = nullptr;
   check("fi_endpoint", fi_endpoint(domain, info_.get(), &endpoint, nullptr));
@@ -150,7 +156,7 @@ void Endpoint::open(const std::string& provider, const Local& local) {
   check("fi_ep_bind(av)", fi_ep_bind(endpoint, &addresses->fid, 0));
   check("fi_ep_bind(cq)", fi_ep_bind(endpoint, &queue->fid, FI_TRANSMIT | FI_RECV));
   check("fi_enable", fi_enable(endpoint));
-  check("fi_control(FI_GETWAIT)", fi_control(&queue->fid, FI_GETWAIT, &wait_fd_));
+  if (wakes) check("fi_control(FI_GETWAIT)", fi_control(&queue->fid, FI_GETWAIT, &wait_fd_));
 }
 
 void Endpoint::read_traits() {
@@ -336,6 +342,7 @@ void Endpoint::read_error(std::vector<Completion>& completions) {
 }
 
 bool Endpoint::may_sleep() {
+  if (!traits_.wait_fd) return true;
   fid* waited = &queue_->fid;
   return fi_trywait(fabric_.get(), &waited, 1) == FI_SUCCESS;
 }

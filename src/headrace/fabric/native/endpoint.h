@@ -114,7 +114,7 @@ class Endpoint {
   // Nothing where they cannot be seen.
   std::optional<std::vector<Connection>> connections() const;
 
-  int wait_fd() const { return wait_fd_; }
+  int wait_fd() const { return wait_fd_; }  // -1: nothing tells of completions
   bool may_sleep();
 
  private:

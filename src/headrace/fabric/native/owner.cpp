@@ -22,6 +22,10 @@ constexpr std::uint64_t kMillisecond = 1'000'000;
 constexpr std::uint64_t kSpin = 20 * kMicrosecond;
 constexpr std::uint64_t kDigestSlice = 500 * kMicrosecond;
 
+// Until the next look, where nothing tells of completions: the longer nothing came, the longer. The longest cost under
+// a hundredth of a core.
+std::uint64_t nap(std::uint64_t idle) { return std::clamp(idle / 8, 50 * kMicrosecond, 4 * kMillisecond); }
+
 void pin(std::thread& thread, const std::vector<int>& cpus) {
   if (cpus.empty()) return;
   cpu_set_t chosen;
@@ -200,7 +204,10 @@ void Owner::open_lasts() {
 
 void Owner::sleep() {
   std::uint64_t gate = Doorbell::kNever;
-  std::uint64_t until = now_ns() + (peers_.empty() ? 1000 : 100) * kMillisecond;
+  const std::uint64_t lain_down = now_ns();
+  std::uint64_t until = lain_down + (peers_.empty() ? 1000 : 100) * kMillisecond;
+  if (std::ranges::any_of(rails_, [](const auto& each) { return !each->traits().wait_fd; }))
+    until = lain_down + nap(lain_down - busy_at_);
   for (auto& [id, peer] : peers_) {
     // A gate already open is held up by the window or a full queue: a completion or time brings that on.
     const std::uint64_t next = peer.writes.gate();

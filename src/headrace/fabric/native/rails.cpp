@@ -81,7 +81,8 @@ bool Rails::may_sleep() {
 }
 
 void Rails::add_wait_fds(std::vector<int>& fds) const {
-  for (const auto& nic : nics_) fds.push_back(nic->wait_fd());
+  for (const auto& nic : nics_)
+    if (nic->wait_fd() >= 0) fds.push_back(nic->wait_fd());
 }
 
 void Rails::detach(Mapping alias) {
