@@ -35,6 +35,7 @@ from headrace.fabric.interface import LAYERS_PER_STEP
 
 PAGE = 64 * 1024
 NUM_PAGES = 64
+LONG = 64 << 20
 E = TypeVar("E")
 driver = ctypes.CDLL("libcuda.so.1")
 
@@ -90,6 +91,22 @@ def send_a_layer(fabric: NativeFabric, peer: PeerId, imm: int, page: int) -> Tra
     fabric.submit_program(step, [(transfer, writes)])
     fabric.raise_layers(step * LAYERS_PER_STEP + 1)
     return transfer
+
+
+def give_up_in_the_middle() -> int:
+    """-> copies that could land after a transfer of one long write was closed."""
+    theirs, ours = CudaMemory(LONG), CudaMemory(LONG)
+    reader, writer = (NativeFabric(each.fd, LONG, cuda_device=0, transports=("mapped",)) for each in (theirs, ours))
+    to_reader = writer.add_peer(reader.address)
+    writer.connect(to_reader, reader.grant(reader.add_peer(writer.address)))
+    send(writer, to_reader, 5, [0], [0])  # the memory is mapped
+    transfer = writer.open_transfer(to_reader, Imm(6), deadline_s=20)
+    writer.submit_write(transfer, src_offset=0, dst_offset=0, length=LONG)
+    writer.close_transfer(transfer)
+    pending: int = driver.fake_num_pending()
+    for each in (reader, writer, theirs, ours):
+        each.close()
+    return pending
 
 
 def left_behind() -> list[int]:
@@ -159,6 +176,7 @@ def one_process() -> dict[str, object]:
         each.close()
     ours.close()
     theirs.close()
+    told["pending"] = give_up_in_the_middle()
     return {**told, "left_behind": left_behind()}
 
 

@@ -45,6 +45,11 @@ int fake_num_ranges(void) {
 }
 int fake_num_handles(void) { return num_handles; }
 int fake_num_contexts(void) { return num_contexts + num_streams; }
+int fake_num_pending(void) {
+  int count = 0;
+  for (int i = 0; i < kMany; ++i) count += streams[i].num_copies;
+  return count;
+}
 int fake_depth(void) { return depth; }
 
 static Range* range_of(Handle at, size_t length) {
@@ -107,6 +112,7 @@ int cuMemcpyAsync(Handle to, Handle from, size_t length, void* opaque) {
   Stream* stream = opaque;
   if (depth == 0) return kNoContext;
   if (stream->num_copies == 1 << 12) return kInvalid;
+  if (length == 1 << 20) usleep(1000);  // a slice of a long write, which can then be given up in the middle
   pthread_mutex_lock(&mutex);
   stream->copies[stream->num_copies++] = (Copy){(void*)to, (const void*)from, length};
   pthread_mutex_unlock(&mutex);

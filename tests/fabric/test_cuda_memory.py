@@ -73,6 +73,7 @@ def test_pages_travel_between_device_memories_and_none_after_a_revoke(one: Any) 
     )
     assert not one["revoked_at_once"] and one["after_revoke"] == 0
     assert one["to_host"], "a device writes into host memory too"
+    assert one["pending"] == 0, "nor after its transfer was closed"
     assert one["left_behind"] == [0, 0, 0, 0]
 
 

@@ -171,9 +171,10 @@ Posted MappedLink::post_fragment(std::uint64_t, const std::shared_ptr<OutgoingMe
 }
 
 void MappedLink::flush(bool more) {
+  // Though nothing is published: no copy may outlast its turn, for a transfer given up after it has said what can land.
+  if (std::exchange(fence_, false)) fence();
   if (!lane_) return;
   if (std::exchange(pushed_, false)) {
-    if (std::exchange(fence_, false)) fence();
     lane_->publish();
     unrung_ = true;
   }
