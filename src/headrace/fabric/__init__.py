@@ -1,14 +1,19 @@
 """One-sided transfers between processes and hosts: regions, page ids and transfer ids above, addresses and keys below.
 
-`interface` has the verbs and their records, `native` the implementation over mapped memory and libfabric, `memory` what
-transfers read and write, `limits` the bare loops that it is measured against, `topology` which NICs are near what. What
-other programs need is found here, loaded when it is asked for: the types stand in `__init__.pyi`, docs/transfers.md is
-the page.
+`interface` has the verbs and their records, `native` the implementation over mapped memory and libfabric, `memory` and
+`cuda_memory` what transfers read and write, `places` where transports listen, `limits` the bare loops that it is
+measured against, `topology` which NICs are near what. What other programs need is found here, loaded when it is asked
+for: the types stand in `__init__.pyi`, docs/transfers.md is the page.
 """
 
 from importlib import import_module
 
-_ELSEWHERE = {"NativeFabric": "native", "SharedMemory": "memory", "available_transports": "native"}
+_ELSEWHERE = {
+    "CudaMemory": "cuda_memory",
+    "NativeFabric": "native",
+    "SharedMemory": "memory",
+    "available_transports": "native",
+}
 """Where a name comes from, if not from `interface`."""
 
 

@@ -1,5 +1,6 @@
 """The types of the names that `headrace.fabric` loads when they are asked for."""
 
+from headrace.fabric.cuda_memory import CudaMemory
 from headrace.fabric.interface import (
     Descriptor,
     DigestsReady,
@@ -26,6 +27,7 @@ from headrace.fabric.memory import SharedMemory
 from headrace.fabric.native import NativeFabric, available_transports
 
 __all__ = [
+    "CudaMemory",
     "Descriptor",
     "DigestsReady",
     "Event",

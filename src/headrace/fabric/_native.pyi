@@ -40,6 +40,16 @@ class Traits:
     @property
     def endpoint_registration(self) -> bool: ...
     @property
+    def ordered_messages(self) -> bool: ...
+    @property
+    def emulated_writes(self) -> bool:
+        """The receiver's processor carries them out."""
+
+    @property
+    def lasting_regions(self) -> bool:
+        """It keeps registrations that were closed, for later ones of the same memory."""
+
+    @property
     def mr_key_size(self) -> int: ...
     @property
     def cq_data_size(self) -> int: ...
@@ -58,8 +68,52 @@ class Traits:
     @property
     def wait_fd(self) -> bool: ...
 
+class Asked:
+    """What a provider is asked for; empty texts are its own choice."""
+
+    @property
+    def api(self) -> tuple[int, int]: ...
+    @property
+    def device_memory(self) -> bool: ...
+    @property
+    def local_peers(self) -> bool:
+        """Those of this host may be reached by the provider's own ways inside it."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def port(self) -> str: ...
+    @property
+    def domain(self) -> str: ...
+
+def plan_ask(provider: str, node: str, port: int, on_device: bool) -> Asked: ...
+def require_traits(
+    *,
+    provider: str,
+    cq_data_size: int,
+    ordered_messages: bool,
+    emulated_writes: bool,
+    local_registration: bool,
+    lasting_regions: bool,
+) -> None:
+    """Raises FabricError where a provider with such traits lacks what every transfer needs."""
+
 def has_provider(provider: str) -> bool:
-    """Whether this machine has what a libfabric provider needs."""
+    """Whether an endpoint of a libfabric provider can be opened here."""
+
+class CudaMemory:
+    """An allocation on a CUDA device, exported as the file `fd` and mapped here. Never run on a device."""
+
+    def __init__(self, device: int, num_bytes: int) -> None: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def num_bytes(self) -> int:
+        """What was asked for, in whole pieces of the device's granularity."""
+
+    def close(self) -> None: ...
 
 class Setup:
     """Where and how peers may reach an engine."""
@@ -71,11 +125,13 @@ class Setup:
         watch: str,
         silence_s: float,
         cpus: Sequence[int],
+        cuda_device: int | None,
         providers: Sequence[tuple[str, Sequence[tuple[str, int]]]],
     ) -> None:
         """`control` names the control socket of the mapped transport (empty: none), `watch` is where control
         connections over TCP are heard, "host:port" in numbers (empty: nowhere), `providers` has an endpoint for each
-        (node, port), an empty node being the provider's choice; the owner runs on `cpus` (empty: on any)."""
+        (node, port), an empty node being the provider's choice; the owner runs on `cpus` (empty: on any). The memory is
+        CUDA's where its device is told."""
 
 class Engine:
     def __init__(self, memory_fd: int, length: int, setup: Setup, beside: Engine | None) -> None:

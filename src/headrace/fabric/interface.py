@@ -46,7 +46,7 @@ IMM_SLOT_BITS = 12
 MAX_NICS = 4
 """NICs of one domain group."""
 
-Addressing = Literal["offset", "virtual", "mapped"]
+Addressing = Literal["offset", "virtual", "mapped", "cuda"]
 ADDRESSINGS: tuple[Addressing, ...] = get_args(Addressing)
 
 Indices = NDArray[np.int64]

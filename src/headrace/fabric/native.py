@@ -15,6 +15,8 @@ from typing import Literal, Protocol
 # Python without a KeyboardInterrupt. It reads these names once, so they precede the import.
 os.environ.setdefault("IPATH_NO_BACKTRACE", "1")
 os.environ.setdefault("HFI_NO_BACKTRACE", "1")
+# A registration that verbs has in its cache stays open when it is closed: a peer's access would never end.
+os.environ.setdefault("FI_MR_CACHE_MAX_COUNT", "0")
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,6 @@ from numpy.typing import NDArray
 from headrace.errors import InputError
 from headrace.fabric import _native
 from headrace.fabric.interface import (
-    MAX_NICS,
     Descriptor,
     DigestId,
     Digests,
@@ -45,6 +46,7 @@ from headrace.fabric.interface import (
     TransferDone,
     TransferId,
 )
+from headrace.fabric.places import plan_places, plan_watch
 
 
 class _RaiseLayers(Protocol):
@@ -112,16 +114,20 @@ def available_transports() -> tuple[Transport, ...]:
 
 class NativeFabric:
     """The first `length` bytes of the file `memory_fd`, open to peers by `transports`, the first that both sides have:
-    "mapped" serves peers of this host, the others listen at the local addresses `nodes` (one NIC each; empty: the
-    provider's choice) on `port` (0: a fresh one, as PROTOCOL wants; a fixed one is for sites whose firewall asks for
-    it).
+    "mapped" serves peers of this host, the others listen at the local addresses `nodes` (one NIC each; efa's go by
+    their names, see `places`; empty: the provider's choice) on `port` (0: a fresh one, as PROTOCOL wants; a fixed one
+    is for sites whose firewall asks for it).
 
     The owner thread runs on `cpus` (empty: on any). With `beside`, another device of this process (memory of its own,
     NICs of its own), both count with the same imm counters: arm and disarm on either, Reached and Surplus are told by
     the one that came first.
 
-    Peers are watched from a thread of its own over control connections (for TCP at the first of `nodes`, on a port next
-    to `port`): PeerLost when one breaks, PeerSilent after `silence_s` without a heartbeat.
+    Peers are watched from a thread of its own over control connections (for TCP at the first address of `nodes`, on a
+    port next to `port`): PeerLost when one breaks, PeerSilent after `silence_s` without a heartbeat.
+
+    With `cuda_device` the file is a `CudaMemory`'s (never run on a device). What a transfer reads must be there by the
+    time that it is submitted or its layer raised; there are no digests; tcp is refused, from which such memory could
+    not be taken back.
 
     The file is mapped here and again for every peer; the descriptor may be closed afterwards. For "mapped" it must be a
     memfd, and never shrinks from now on, since peers would die of it: it is sealed (F_SEAL_SHRINK), and must have been
@@ -141,6 +147,7 @@ class NativeFabric:
         nodes: Sequence[str] = ("127.0.0.1",),
         port: int = 0,
         cpus: Sequence[int] = (),
+        cuda_device: int | None = None,
         beside: "NativeFabric | None" = None,
         silence_s: float = 2.0,
     ) -> None:
@@ -150,21 +157,21 @@ class NativeFabric:
             if transport != "mapped" and transport not in PROVIDERS:
                 known = ", ".join(("mapped", *PROVIDERS))
                 raise InputError("transports", f"must be of {known}, has {transport!r}")
+        if cuda_device is not None and "tcp" in transports:
+            raise InputError("transports", f"must be of mapped, efa and verbs for CUDA memory, are {tuple(transports)}")
         strange = set(cpus) - os.sched_getaffinity(0)
         if strange:
             raise InputError("cpus", f"must be of those that this process may use, has {sorted(strange)}")
-        if len(nodes) > MAX_NICS:
-            raise InputError("nodes", f"must be at most {MAX_NICS}, are {len(nodes)}")
         if not 0.1 <= silence_s <= 3600:
             raise InputError("silence_s", f"must be 0.1 to 3600 seconds, is {silence_s}")
-        places = [(node, port) for node in nodes] or [("", port)]
-        providers = [(PROVIDERS[each], places) for each in transports if each != "mapped"]
+        places = plan_places(transports, nodes, port)
         setup = _native.Setup(
             control=_control_name(port) if "mapped" in transports else "",
-            watch=f"{nodes[0]}:{port + 1 if port else 0}" if nodes and providers else "",
+            watch=plan_watch(transports, nodes, port),
             silence_s=silence_s,
             cpus=list(cpus),
-            providers=providers,
+            cuda_device=cuda_device,
+            providers=[(PROVIDERS[each], where) for each, where in places.items()],
         )
         self._engine = _native.Engine(memory_fd, length, setup, beside._engine if beside is not None else None)
         self._provider = ", ".join(transports)

@@ -102,7 +102,7 @@ Descriptor to_descriptor(nb::handle record) {
   const auto addressing = nb::cast<std::string>(record.attr("addressing"));
   const auto known = std::ranges::find(kAddressings, addressing);
   if (known == kAddressings.end())
-    throw InputError(prefix + "addressing", "must be 'offset', 'virtual' or 'mapped', is '" + addressing + "'");
+    throw InputError(prefix + "addressing", "must be 'offset', 'virtual', 'mapped' or 'cuda', is '" + addressing + "'");
   Descriptor descriptor;
   descriptor.addressing = static_cast<Addressing>(known - kAddressings.begin());
   descriptor.base = unsigned_integer(record, "base", prefix);

@@ -17,7 +17,7 @@
 
 namespace headrace::fabric {
 
-constexpr std::array<std::string_view, 3> kAddressings = {"offset", "virtual", "mapped"};  // by Addressing
+constexpr std::array<std::string_view, 4> kAddressings = {"offset", "virtual", "mapped", "cuda"};  // by Addressing
 
 constexpr std::int64_t kMaxInt = std::numeric_limits<std::int64_t>::max();
 

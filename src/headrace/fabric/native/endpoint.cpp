@@ -2,14 +2,17 @@
 
 #include <rdma/fi_cm.h>
 #include <rdma/fi_errno.h>
+#include <rdma/fi_ext.h>
 #include <rdma/fi_rma.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "clock.h"
+#include "cuda_registration.h"
 #include "errors.h"
 #include "keys.h"
 #include "signals.h"
@@ -18,30 +21,41 @@
 namespace headrace::fabric {
 namespace {
 
-constexpr std::uint32_t kVersion = FI_VERSION(1, 17);
 constexpr std::size_t kQueueSize = 8192;
 constexpr std::size_t kBatch = 64;
 constexpr std::uint64_t kHangUp = 2'000'000'000;  // what is in the sockets is read first: megabytes at most
 // Ops that failed may complete in error a second time: they rest this long before they are used again.
 constexpr std::size_t kRetired = 16384;
 
-fi_info* ask(const std::string& provider, const Local& local) {
+const char* or_null(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
+
+// Each provider's default for when a write is complete is what we need: its source may be reused. That it was delivered
+// (FI_DELIVERY_COMPLETE) would cost another message and prove nothing.
+fi_info* ask(const std::string& provider, const Local& local, bool on_device) {
+  const Asked asked = plan_ask(provider, local, on_device);
   const std::unique_ptr<fi_info, void (*)(fi_info*)> hints(fi_allocinfo(), fi_freeinfo);
-  hints->caps = FI_MSG | FI_RMA;
+  hints->caps = asked.caps;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
   hints->ep_attr->type = FI_EP_RDM;
+  // Rules efa-direct out as well, which keeps no order and knows only peers that it was told of.
   hints->tx_attr->msg_order = FI_ORDER_SAS;
   hints->rx_attr->msg_order = FI_ORDER_SAS;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+  if (on_device) hints->domain_attr->mr_mode |= FI_MR_HMEM;
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
+  if (!asked.domain.empty()) hints->domain_attr->name = ::strdup(asked.domain.c_str());
   hints->fabric_attr->prov_name = ::strdup(provider.c_str());
   fi_info* info = nullptr;
-  const std::string port = std::to_string(local.port);
-  const int rc =
-      fi_getinfo(kVersion, local.node.empty() ? nullptr : local.node.c_str(), local.port == 0 ? nullptr : port.c_str(),
-                 local.node.empty() ? 0 : FI_SOURCE, hints.get(), &info);
+  const int rc = fi_getinfo(asked.api, or_null(asked.address), or_null(asked.port),
+                            asked.address.empty() ? 0 : FI_SOURCE, hints.get(), &info);
   if (rc != 0) throw FabricError("fi_getinfo(" + provider + ", " + local.node + ")", -rc, fi_strerror(-rc));
   return info;
+}
+
+// Of verbs, unless told not to. It reads this when libfabric is first used; native.py sets it before.
+bool keeps_regions(const std::string& provider) {
+  const char* most = std::getenv("FI_MR_CACHE_MAX_COUNT");
+  return Traits{.provider = provider}.is_verbs() && (most == nullptr || std::strcmp(most, "0") != 0);
 }
 
 // FI_RMA may be missing. A message may carry data too (FI_RECV): that needs no key, so it counts for nothing.
@@ -52,19 +66,20 @@ bool is_arrival(const fi_cq_data_entry& entry) {
 }  // namespace
 
 bool has_provider(const std::string& provider) {
-  const SignalHandlers handlers;
   try {
-    fi_freeinfo(ask(provider, {}));
+    const Endpoint opened(provider, {});
     return true;
   } catch (const FabricError&) {
     return false;
   }
 }
 
-Endpoint::Endpoint(const std::string& provider, const Local& local) {
+Endpoint::Endpoint(const std::string& provider, const Local& local, std::shared_ptr<CudaDevice> device)
+    : device_(std::move(device)) {
   const SignalHandlers handlers;  // put back at the end: providers install their own
   open(provider, local);
   read_traits();
+  require_traits(traits_);
   std::array<char, 512> name{};
   std::size_t length = name.size();
   check("fi_getname", fi_getname(&endpoint_->fid, name.data(), &length));
@@ -110,9 +125,7 @@ std::optional<std::vector<Connection>> Endpoint::connections() const {
 }
 
 void Endpoint::open(const std::string& provider, const Local& local) {
-  info_.reset(ask(provider, local));
-  if (info_->domain_attr->cq_data_size < 4)
-    throw FabricError("cq_data_size", FI_ENOSYS, provider + " carries fewer than the 4 bytes of an imm");
+  info_.reset(ask(provider, local, device_ != nullptr));
   fid_fabric* fabric = nullptr;
   check("fi_fabric", fi_fabric(info_->fabric_attr, &fabric, nullptr));
   fabric_.reset(fabric);
@@ -129,7 +142,13 @@ void Endpoint::open(const std::string& provider, const Local& local) {
   cq_attr.format = FI_CQ_FORMAT_DATA;
   cq_attr.wait_obj = FI_WAIT_FD;
   fid_cq* queue = nullptr;
-  check("fi_cq_open(FI_WAIT_FD)", fi_cq_open(domain, &cq_attr, &queue, nullptr));
+  int rc = fi_cq_open(domain, &cq_attr, &queue, nullptr);
+  const bool wakes = rc != -FI_ENOSYS;
+  if (!wakes) {  // efa before libfabric 2.5: its owner has to look
+    cq_attr.wait_obj = FI_WAIT_NONE;
+    rc = fi_cq_open(domain, &cq_attr, &queue, nullptr);
+  }
+  check("fi_cq_open", rc);
   queue_.reset(queue);
   fid_ep* endpoint = nullptr;
   check("fi_endpoint", fi_endpoint(domain, info_.get(), &endpoint, nullptr));
@@ -137,7 +156,7 @@ void Endpoint::open(const std::string& provider, const Local& local) {
   check("fi_ep_bind(av)", fi_ep_bind(endpoint, &addresses->fid, 0));
   check("fi_ep_bind(cq)", fi_ep_bind(endpoint, &queue->fid, FI_TRANSMIT | FI_RECV));
   check("fi_enable", fi_enable(endpoint));
-  check("fi_control(FI_GETWAIT)", fi_control(&queue->fid, FI_GETWAIT, &wait_fd_));
+  if (wakes) check("fi_control(FI_GETWAIT)", fi_control(&queue->fid, FI_GETWAIT, &wait_fd_));
 }
 
 void Endpoint::read_traits() {
@@ -147,6 +166,9 @@ void Endpoint::read_traits() {
   traits_.provider_keys = (mode & FI_MR_PROV_KEY) != 0;
   traits_.local_registration = (mode & FI_MR_LOCAL) != 0;
   traits_.endpoint_registration = (mode & FI_MR_ENDPOINT) != 0;
+  traits_.ordered_messages = (info_->tx_attr->msg_order & info_->rx_attr->msg_order & FI_ORDER_SAS) != 0;
+  traits_.emulated_writes = traits_.is_efa() && emulates_writes();
+  traits_.lasting_regions = keeps_regions(traits_.provider);
   traits_.mr_key_size = info_->domain_attr->mr_key_size;
   traits_.cq_data_size = info_->domain_attr->cq_data_size;
   traits_.inject_size = info_->tx_attr->inject_size;
@@ -158,6 +180,18 @@ void Endpoint::read_traits() {
   traits_.wait_fd = wait_fd_ >= 0;
 }
 
+// Of an efa endpoint.
+bool Endpoint::emulates_writes() {
+#if FI_MAJOR_VERSION > 1 || FI_MINOR_VERSION >= 18
+  bool emulated = true;
+  std::size_t size = sizeof emulated;
+  const int rc = fi_getopt(&endpoint_->fid, FI_OPT_ENDPOINT, FI_OPT_EFA_EMULATED_WRITE, &emulated, &size);
+  return rc != 0 || emulated;
+#else
+  return true;  // as all of 1.17 did
+#endif
+}
+
 fi_addr_t Endpoint::insert(const std::string& address) {
   fi_addr_t inserted = FI_ADDR_UNSPEC;
   const bool fits = address.size() == name_.size();
@@ -167,13 +201,19 @@ fi_addr_t Endpoint::insert(const std::string& address) {
   return inserted;
 }
 
-Registration Endpoint::register_memory(std::byte* data, std::size_t length, std::uint64_t access) {
+Registration Endpoint::register_shared(std::byte* data, std::size_t length, std::uint64_t access) {
+  return register_memory(device_.get(), data, length, access);
+}
+
+Registration Endpoint::register_memory(const CudaDevice* device, std::byte* data, std::size_t length,
+                                       std::uint64_t access) {
   fid_mr* region = nullptr;
   long rc = -FI_ENOKEY;
   // Where we choose the keys, two may collide; another draw will not.
   for (int draw = 0; draw < 8 && rc == -FI_ENOKEY; ++draw) {
     const std::uint64_t key = traits_.provider_keys ? 0 : random_key(traits_.mr_key_size);
-    rc = fi_mr_reg(domain_.get(), data, length, access, 0, key, 0, &region, nullptr);
+    rc = device != nullptr ? register_cuda(domain_.get(), *device, data, length, access, key, &region)
+                           : fi_mr_reg(domain_.get(), data, length, access, 0, key, 0, &region, nullptr);
   }
   check("fi_mr_reg", rc);
   Registration registration{.region = Opened<fid_mr>(region), .key = fi_mr_key(region)};
@@ -199,7 +239,7 @@ void Endpoint::grow(OpKind kind) {
   if (kind != OpKind::write) {
     chunk->buffers.resize(kChunk * kFragment);
     if (traits_.local_registration)
-      chunk->registration = register_memory(chunk->buffers.data(), chunk->buffers.size(), FI_SEND | FI_RECV);
+      chunk->registration = register_memory(nullptr, chunk->buffers.data(), chunk->buffers.size(), FI_SEND | FI_RECV);
   }
   for (std::size_t i = 0; i < kChunk; ++i) {
     Op& op = chunk->ops[i];
@@ -247,7 +287,7 @@ Op* Endpoint::claim(void* context) {
 }
 
 void Endpoint::register_source(std::byte* data, std::size_t length) {
-  if (traits_.local_registration) source_ = register_memory(data, length, FI_WRITE | FI_READ);
+  if (traits_.local_registration) source_ = register_shared(data, length, FI_WRITE | FI_READ);
 }
 
 long Endpoint::post_write(Op* op, fi_addr_t to, const std::byte* from, std::size_t length, std::uint32_t imm,
@@ -302,6 +342,7 @@ void Endpoint::read_error(std::vector<Completion>& completions) {
 }
 
 bool Endpoint::may_sleep() {
+  if (!traits_.wait_fd) return true;
   fid* waited = &queue_->fid;
   return fi_trywait(fabric_.get(), &waited, 1) == FI_SUCCESS;
 }

@@ -16,36 +16,13 @@
 #include <string>
 #include <vector>
 
-#include "memory.h"
+#include "cuda.h"
 #include "messages.h"
+#include "providers.h"
 #include "sockets.h"
 #include "transfers.h"
 
 namespace headrace::fabric {
-
-// What this provider can do, read when it was opened.
-struct Traits {
-  std::string provider;
-  bool virtual_addressing = false;
-  bool provider_keys = false;
-  bool local_registration = false;
-  bool endpoint_registration = false;
-  std::uint64_t mr_key_size = 0;
-  std::uint64_t cq_data_size = 0;
-  std::uint64_t inject_size = 0;
-  std::uint64_t iov_limit = 0;
-  std::uint64_t rma_iov_limit = 0;
-  std::uint64_t tx_size = 0;
-  std::uint64_t rx_size = 0;
-  std::uint64_t max_message = 0;
-  bool wait_fd = false;
-};
-
-// Where to listen. An empty node is the provider's choice, port 0 a fresh one.
-struct Local {
-  std::string node;
-  std::uint16_t port = 0;
-};
 
 struct CloseFid {
   template <class Fid>
@@ -60,6 +37,12 @@ struct Registration {
   Opened<fid_mr> region;
   std::uint64_t key = 0;
   void* descriptor() const { return region ? fi_mr_desc(region.get()) : nullptr; }
+  // 0, or a negative errno: then it is open still.
+  int close() {
+    const int rc = region ? fi_close(&region->fid) : 0;
+    if (rc == 0) region.release();
+    return rc;
+  }
 };
 
 struct RemotePlace {
@@ -93,13 +76,13 @@ struct Completion {
   std::string text{};
 };
 
-// Whether this machine has what the provider needs.
+// Whether an endpoint of it can be opened here.
 bool has_provider(const std::string& provider);
 
 class Endpoint {
  public:
-  // `local` is the address to bind to.
-  Endpoint(const std::string& provider, const Local& local);
+  // `local` is the address to bind to. With a device, what is shared and sent is its memory; messages never are.
+  Endpoint(const std::string& provider, const Local& local, std::shared_ptr<CudaDevice> device = nullptr);
   ~Endpoint();
 
   const Traits& traits() const { return traits_; }
@@ -108,7 +91,7 @@ class Endpoint {
   // There is no removal: fi_av_remove closes the peer's connection, and 1.17 crashes when a write of that peer is half
   // received (see hang_up). The entry stays for the endpoint's life; the same address gives the same entry again.
   fi_addr_t insert(const std::string& address);
-  Registration register_memory(std::byte* data, std::size_t length, std::uint64_t access);
+  Registration register_shared(std::byte* data, std::size_t length, std::uint64_t access);
   // What writes from here take their bytes from, where the provider wants to know.
   void register_source(std::byte* data, std::size_t length);
 
@@ -131,7 +114,7 @@ class Endpoint {
   // Nothing where they cannot be seen.
   std::optional<std::vector<Connection>> connections() const;
 
-  int wait_fd() const { return wait_fd_; }
+  int wait_fd() const { return wait_fd_; }  // -1: nothing tells of completions
   bool may_sleep();
 
  private:
@@ -142,8 +125,10 @@ class Endpoint {
     Registration registration;
   };
 
+  Registration register_memory(const CudaDevice* device, std::byte* data, std::size_t length, std::uint64_t access);
   void open(const std::string& provider, const Local& local);
   void read_traits();
+  bool emulates_writes();
   void read_error(std::vector<Completion>& completions);
   bool is_tcp() const { return traits_.provider.find("tcp") != std::string::npos; }
   bool hang_up();
@@ -154,6 +139,7 @@ class Endpoint {
     void operator()(fi_info* info) const { fi_freeinfo(info); }
   };
   // Closed in the reverse order: endpoint, queue, addresses, domain, fabric.
+  const std::shared_ptr<CudaDevice> device_;
   std::unique_ptr<fi_info, FreeInfo> info_;
   Opened<fid_fabric> fabric_;
   Opened<fid_domain> domain_;

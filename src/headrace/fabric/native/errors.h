@@ -18,7 +18,7 @@ struct FabricError : std::runtime_error {
   FabricError(std::string call, int code, const std::string& text)
       : std::runtime_error(text), call(std::move(call)), code(code) {}
   std::string call;
-  int code;  // a positive errno
+  int code;  // a positive errno, or what the CUDA driver answered
 };
 
 struct Closed : std::runtime_error {

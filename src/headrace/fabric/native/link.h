@@ -13,7 +13,12 @@
 
 namespace headrace::fabric {
 
-enum class Addressing : std::uint8_t { offset = 0, virtual_address = 1, mapped = 2 };  // interface.ADDRESSINGS
+enum class Addressing : std::uint8_t {
+  offset = 0,
+  virtual_address = 1,
+  mapped = 2,
+  cuda = 3
+};  // interface.ADDRESSINGS
 
 struct Descriptor {
   Addressing addressing = Addressing::offset;

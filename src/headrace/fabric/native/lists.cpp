@@ -36,6 +36,12 @@ const std::shared_ptr<Transfer>& Owner::open_list(std::uint64_t transfer) {
   return found;
 }
 
+void Owner::check_digests(std::uint64_t num_pages) const {
+  if (num_pages >= kMaxPages) throw InputError("num_pages", "must be below 2**32");
+  // Hashing is the owner's, which cannot look into it.
+  if (num_pages > 0 && on_device_) throw InputError("num_pages", "must be 0: CUDA memory has no digests");
+}
+
 void Owner::check_source(const PageWrites& writes, const std::string& field) const {
   if (!writes.src.within(memory_.length(), writes.layer_begin, writes.layer_end, writes.length))
     throw InputError(field, "beyond the memory of " + std::to_string(memory_.length()) + " bytes");
@@ -68,7 +74,7 @@ std::uint64_t Owner::open_transfer(std::uint64_t peer, std::uint32_t imm, std::u
     if (!(deadline_s >= 0)) throw InputError("deadline_s", "must be at least 0");
     const Peer& to = peer_of(peer);
     if (!to.target) throw InputError("peer", std::to_string(peer) + " is not connected: no descriptor of its memory");
-    if (num_pages >= kMaxPages) throw InputError("num_pages", "must be below 2**32");
+    check_digests(num_pages);
     auto transfer = std::make_shared<Transfer>();
     transfer->id = next_transfer_++;
     transfer->peer = peer;
@@ -263,7 +269,7 @@ void Owner::forget(const std::vector<std::uint64_t>& told) {
 
 std::uint64_t Owner::submit_digest(std::vector<PageWrites> reads, std::uint64_t num_pages) {
   return call([this, reads = std::move(reads), num_pages]() mutable {
-    if (num_pages >= kMaxPages) throw InputError("num_pages", "must be below 2**32");
+    check_digests(num_pages);
     std::vector<std::shared_ptr<const PageWrites>> parts;
     for (PageWrites& read : reads) {
       check_source(read, "reads.pages");

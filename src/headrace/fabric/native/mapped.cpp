@@ -62,11 +62,15 @@ MappedLink::~MappedLink() {
 const std::string& MappedLink::transport() const { return transport_.name_; }
 
 void MappedLink::connect(const Descriptor& descriptor) {
-  if (descriptor.addressing != Addressing::mapped)
+  const bool on_device = descriptor.addressing == Addressing::cuda;
+  if (!on_device && descriptor.addressing != Addressing::mapped)
     throw InputError("descriptor.addressing", "this peer is of our host: its memory is mapped");
+  if (on_device && !transport_.owner_.device)
+    throw InputError("descriptor.addressing", "is CUDA memory, which memory of a CUDA device alone can be copied to");
   const bool was_open = there_ == There::open;
   const std::uint64_t old = std::exchange(key_, descriptor.keys.at(0));
   length_ = descriptor.length;
+  on_device_ = on_device;
   // Never asked for twice: the second answer would be confirmed as closed while the first one is mapped.
   if (there_ == There::asked && key_ == old) return;
   unmap(There::asked);
@@ -111,10 +115,10 @@ void MappedLink::linked(Fd bell) {
 
 void MappedLink::opened(std::uint64_t key, Fd memory, std::uint64_t length) {
   if (there_ != There::asked || key != key_) return transport_.control_.confirm_closed(id_, key);
-  const bool unsealed = can_shrink(memory.get());
+  const bool unsealed = !on_device_ && can_shrink(memory.get());
   try {
     if (unsealed || length < length_) throw InputError("memory", "is not what its descriptor says");
-    memory_ = Mapping(memory.get(), length_);
+    memory_ = Mapping(memory.get(), length_, on_device_ ? transport_.owner_.device : nullptr);
     ::madvise(memory_.data(), length_, MADV_DONTFORK);
     there_ = There::open;
   } catch (const std::exception&) {
@@ -166,7 +170,7 @@ Posted MappedLink::post_write(std::uint64_t, const std::byte* from, const Write&
   std::uint64_t done = write.done;
   const std::uint64_t slice = std::min(write.length - done, kSlice);
   if (slice > 0) {
-    copy_out(memory_.data() + write.dst + done, from + done, slice);
+    copy(memory_.data() + write.dst + done, from + done, slice);
     fence_ = true;
     done += slice;
   }
@@ -174,6 +178,22 @@ Posted MappedLink::post_write(std::uint64_t, const std::byte* from, const Write&
   if (!lane_->push_imm(write.transfer->imm)) return {.kind = Posted::Kind::full, .done = done};
   pushed_ = true;
   return {.kind = Posted::Kind::finished};
+}
+
+void MappedLink::copy(std::byte* to, const std::byte* from, std::size_t length) {
+  if (transport_.owner_.device) {
+    transport_.owner_.device->copy(to, from, length);
+  } else {
+    copy_out(to, from, length);
+  }
+}
+
+void MappedLink::fence() {
+  if (transport_.owner_.device) {
+    transport_.owner_.device->wait();
+  } else {
+    copy_fence();
+  }
 }
 
 Posted MappedLink::post_fragment(std::uint64_t, const std::shared_ptr<OutgoingMessage>& message) {
@@ -188,9 +208,10 @@ Posted MappedLink::post_fragment(std::uint64_t, const std::shared_ptr<OutgoingMe
 }
 
 void MappedLink::flush(bool more) {
+  // Though nothing is published: no copy may outlast its turn, for a transfer given up after it has said what can land.
+  if (std::exchange(fence_, false)) fence();
   if (!lane_) return;
   if (std::exchange(pushed_, false)) {
-    if (std::exchange(fence_, false)) copy_fence();
     lane_->publish();
     unrung_ = true;
   }
@@ -206,7 +227,7 @@ Descriptor MappedLink::grant(std::uint32_t generation) {
   granted_ = key;
   transport_.granted_[key] = this;
   transport_.control_.allow(key, transport_.memory_fd_, transport_.length_);
-  return {.addressing = Addressing::mapped,
+  return {.addressing = transport_.owner_.device ? Addressing::cuda : Addressing::mapped,
           .base = 0,
           .length = transport_.length_,
           .keys = {key},
@@ -232,7 +253,7 @@ void MappedLink::access_ended(std::uint64_t key) {
 
 Mapped::Mapped(std::string name, int bell, int memory_fd, std::size_t length, std::uint64_t sender,
                std::uint64_t silence_ns, Owner owner)
-    : memory_fd_(sealed(memory_fd)),
+    : memory_fd_(owner.device ? memory_fd : sealed(memory_fd)),  // a handle of a device has no length to change
       length_(length),
       sender_(sender),
       owner_(std::move(owner)),

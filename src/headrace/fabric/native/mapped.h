@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "control.h"
+#include "cuda.h"
 #include "errors.h"
 #include "lane.h"
 #include "link.h"
@@ -69,6 +70,8 @@ class MappedLink final : public Link {
   void try_dial();
   void unmap(There now);
   void end_access(int code, const char* call);
+  void copy(std::byte* to, const std::byte* from, std::size_t length);
+  void fence();
 
   Mapped& transport_;
   std::uint64_t id_;  // another one for each connection
@@ -85,6 +88,7 @@ class MappedLink final : public Link {
   There there_ = There::none;
   std::uint64_t key_ = 0;
   std::uint64_t length_ = 0;
+  bool on_device_ = false;
   Mapping memory_;
   int code_ = 0;  // of what is over
   const char* call_ = "";
@@ -102,6 +106,7 @@ class Mapped {
     PeerNews news;
     std::function<void(std::uint64_t peer)> revoked;
     std::function<void(std::uint64_t peer)> may_retry;
+    std::shared_ptr<CudaDevice> device{};  // whose memory ours is
   };
 
   // Listens as `name`; `memory_fd` is what peers are given, sealed against shrinking. Throws InputError, FabricError.

@@ -31,7 +31,12 @@ void require_file_of(int fd, std::size_t length) {
 
 }  // namespace
 
-Mapping::Mapping(int fd, std::size_t length) : length_(length) {
+Mapping::Mapping(int fd, std::size_t length, std::shared_ptr<CudaDevice> device)
+    : length_(length), device_(std::move(device)) {
+  if (device_) {
+    data_ = device_->map(fd, length);
+    return;
+  }
   require_file_of(fd, length);
   void* reserved = ::mmap(nullptr, length + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) fail("mmap(reserve)");
@@ -54,16 +59,24 @@ Mapping::Mapping(int fd, std::size_t length) : length_(length) {
 }
 
 Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), length_(std::exchange(other.length_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      length_(std::exchange(other.length_, 0)),
+      device_(std::move(other.device_)) {}
 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(length_, other.length_);
+  std::swap(device_, other.device_);
   return *this;
 }
 
 Mapping::~Mapping() {
-  if (data_ != nullptr) ::munmap(data_, length_);
+  if (data_ == nullptr) return;
+  if (device_) {
+    device_->unmap(data_, length_);
+  } else {
+    ::munmap(data_, length_);
+  }
 }
 
 void Mapping::detach() {

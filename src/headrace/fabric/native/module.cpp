@@ -2,6 +2,7 @@
 // because letting go of it would cost more than the call. _native.pyi is the contract.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "convert.h"
+#include "cuda.h"
 #include "errors.h"
 #include "owner.h"
 
@@ -28,6 +30,7 @@ struct Setup {
   std::string watch;
   double silence_s = 2.0;
   std::vector<int> cpus;
+  std::optional<int> cuda_device;
   Providers providers;
 };
 
@@ -38,8 +41,8 @@ class Engine {
     Transports transports{.control = setup.control,
                           .watch = setup.watch,
                           .silence_ns = static_cast<std::uint64_t>(setup.silence_s * 1e9),
-                          .cpus = setup.cpus,
-                          .providers = {}};
+                          .cpus = setup.cpus};
+    if (setup.cuda_device) transports.device = std::make_shared<CudaDevice>(*setup.cuda_device);
     for (const auto& [provider, places] : setup.providers) {
       std::vector<Local> locals;
       for (const auto& [node, port] : places) {
@@ -179,6 +182,9 @@ void define_traits(nb::module_& module) {
       .def_ro("provider_keys", &Traits::provider_keys)
       .def_ro("local_registration", &Traits::local_registration)
       .def_ro("endpoint_registration", &Traits::endpoint_registration)
+      .def_ro("ordered_messages", &Traits::ordered_messages)
+      .def_ro("emulated_writes", &Traits::emulated_writes)
+      .def_ro("lasting_regions", &Traits::lasting_regions)
       .def_ro("mr_key_size", &Traits::mr_key_size)
       .def_ro("cq_data_size", &Traits::cq_data_size)
       .def_ro("inject_size", &Traits::inject_size)
@@ -188,6 +194,51 @@ void define_traits(nb::module_& module) {
       .def_ro("rx_size", &Traits::rx_size)
       .def_ro("max_message", &Traits::max_message)
       .def_ro("wait_fd", &Traits::wait_fd);
+}
+
+// Without an endpoint, so that what is asked of NICs that this machine lacks can be looked at.
+void define_providers(nb::module_& module) {
+  nb::class_<Asked>(module, "Asked")
+      .def_prop_ro("api", [](const Asked& asked) { return nb::make_tuple(FI_MAJOR(asked.api), FI_MINOR(asked.api)); })
+      .def_prop_ro("device_memory", [](const Asked& asked) { return (asked.caps & FI_HMEM) != 0; })
+      .def_prop_ro("local_peers", [](const Asked& asked) { return (asked.caps & FI_REMOTE_COMM) == 0; })
+      .def_ro("address", &Asked::address)
+      .def_ro("port", &Asked::port)
+      .def_ro("domain", &Asked::domain);
+  module.def(
+      "plan_ask",
+      [](const std::string& provider, const std::string& node, std::uint16_t port, bool on_device) {
+        return plan_ask(provider, {.node = node, .port = port}, on_device);
+      },
+      "provider"_a, "node"_a, "port"_a, "on_device"_a);
+  module.def(
+      "require_traits",
+      [](const std::string& provider, std::uint64_t cq_data_size, bool ordered_messages, bool emulated_writes,
+         bool local_registration, bool lasting_regions) {
+        require_traits({.provider = provider,
+                        .local_registration = local_registration,
+                        .ordered_messages = ordered_messages,
+                        .emulated_writes = emulated_writes,
+                        .lasting_regions = lasting_regions,
+                        .cq_data_size = cq_data_size});
+      },
+      nb::kw_only(), "provider"_a, "cq_data_size"_a, "ordered_messages"_a, "emulated_writes"_a, "local_registration"_a,
+      "lasting_regions"_a);
+  module.def("has_provider", &has_provider, "provider"_a);
+}
+
+void define_cuda(nb::module_& module) {
+  nb::class_<CudaMemory>(module, "CudaMemory")
+      .def(
+          "__init__",
+          [](CudaMemory* made, int device, std::int64_t num_bytes) {
+            new (made) CudaMemory(device, static_cast<std::size_t>(within("num_bytes", num_bytes, 1)));
+          },
+          "device"_a, "num_bytes"_a)
+      .def_prop_ro("fd", &CudaMemory::handle)
+      .def_prop_ro("address", [](const CudaMemory& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
+      .def_prop_ro("num_bytes", &CudaMemory::length)
+      .def("close", &CudaMemory::close);
 }
 
 void define_peers(nb::class_<Engine>& engine) {
@@ -356,15 +407,17 @@ void translate(const std::exception_ptr& thrown, void*) {
 NB_MODULE(_native, module) {
   nb::register_exception_translator(&translate);
   define_traits(module);
-  module.def("has_provider", &has_provider, "provider"_a);
+  define_providers(module);
+  define_cuda(module);
   nb::class_<Setup>(module, "Setup")
       .def(
           "__init__",
           [](Setup* made, std::string control, std::string watch, double silence_s, std::vector<int> cpus,
-             Providers providers) {
-            new (made) Setup{std::move(control), std::move(watch), silence_s, std::move(cpus), std::move(providers)};
+             std::optional<int> cuda_device, Providers providers) {
+            new (made) Setup{std::move(control), std::move(watch), silence_s,
+                             std::move(cpus),    cuda_device,      std::move(providers)};
           },
-          nb::kw_only(), "control"_a, "watch"_a, "silence_s"_a, "cpus"_a, "providers"_a);
+          nb::kw_only(), "control"_a, "watch"_a, "silence_s"_a, "cpus"_a, "cuda_device"_a.none(), "providers"_a);
   nb::class_<Engine> engine(module, "Engine");
   engine.def(nb::init<int, std::int64_t, const Setup&, const Engine*>(), "memory_fd"_a, "length"_a, "setup"_a,
              "beside"_a.none());

@@ -22,6 +22,10 @@ constexpr std::uint64_t kMillisecond = 1'000'000;
 constexpr std::uint64_t kSpin = 20 * kMicrosecond;
 constexpr std::uint64_t kDigestSlice = 500 * kMicrosecond;
 
+// Until the next look, where nothing tells of completions: the longer nothing came, the longer. The longest cost under
+// a hundredth of a core.
+std::uint64_t nap(std::uint64_t idle) { return std::clamp(idle / 8, 50 * kMicrosecond, 4 * kMillisecond); }
+
 void pin(std::thread& thread, const std::vector<int>& cpus) {
   if (cpus.empty()) return;
   cpu_set_t chosen;
@@ -39,8 +43,9 @@ Fd duplicate(int fd) {
 }  // namespace
 
 Owner::Owner(int memory_fd, std::size_t length, const Transports& transports, const Owner* beside)
-    : memory_fd_(duplicate(memory_fd)),
-      memory_(memory_fd, length),
+    : on_device_(transports.device != nullptr),
+      memory_fd_(duplicate(memory_fd)),
+      memory_(memory_fd, length, transports.device),
       sender_(random_key()),
       counters_(beside != nullptr ? beside->counters_ : std::make_shared<ImmCounters>(events_)),
       digester_(
@@ -50,7 +55,8 @@ Owner::Owner(int memory_fd, std::size_t length, const Transports& transports, co
           }) {
   own_.host = own_host();
   for (const auto& [provider, locals] : transports.providers) {
-    const SourceMemory memory{.fd = memory_fd_.get(), .data = memory_.data(), .length = memory_.length()};
+    const SourceMemory memory{
+        .fd = memory_fd_.get(), .data = memory_.data(), .length = memory_.length(), .device = transports.device};
     rails_.push_back(std::make_unique<Rails>(provider, locals, memory, sender_));
     traits_.push_back(rails_.back()->traits());
     for (NicAddress& nic : rails_.back()->addresses()) own_.nics.push_back(std::move(nic));
@@ -59,7 +65,8 @@ Owner::Owner(int memory_fd, std::size_t length, const Transports& transports, co
     own_.control = transports.control;
     const Mapped::Owner owner{.news = peer_news(),
                               .revoked = [this](std::uint64_t peer) { events_->append(Revoked{peer}); },
-                              .may_retry = [this](std::uint64_t peer) { peer_of(peer).parked_until = 0; }};
+                              .may_retry = [this](std::uint64_t peer) { peer_of(peer).parked_until = 0; },
+                              .device = transports.device};
     mapped_ = std::make_unique<Mapped>(own_.control, bell_.fd(), memory_fd_.get(), memory_.length(), sender_,
                                        transports.silence_ns, owner);
   }
@@ -211,7 +218,10 @@ void Owner::open_lasts() {
 void Owner::sleep() {
   forget_told();
   std::uint64_t gate = Doorbell::kNever;
-  std::uint64_t until = now_ns() + (peers_.empty() ? 1000 : 100) * kMillisecond;
+  const std::uint64_t lain_down = now_ns();
+  std::uint64_t until = lain_down + (peers_.empty() ? 1000 : 100) * kMillisecond;
+  if (std::ranges::any_of(rails_, [](const auto& each) { return !each->traits().wait_fd; }))
+    until = lain_down + nap(lain_down - busy_at_);
   for (auto& [id, peer] : peers_) {
     // A gate already open is held up by the window or a full queue: a completion or time brings that on.
     const std::uint64_t next = peer.writes.gate();

@@ -47,11 +47,12 @@ namespace headrace::fabric {
 
 // Where and how peers may reach us, and where our thread runs.
 struct Transports {
-  std::string control;           // name of our local control socket; empty: our memory is not mapped by others
-  std::string watch;             // where to listen for TCP control connections, "host:port"; empty: nowhere
-  std::uint64_t silence_ns = 0;  // after which a peer is told silent
-  std::vector<int> cpus;         // empty: wherever the scheduler puts it
-  std::vector<std::pair<std::string, std::vector<Local>>> providers;  // by preference; one endpoint for each Local
+  std::string control;                   // name of our local control socket; empty: our memory is not mapped by others
+  std::string watch;                     // where to listen for TCP control connections, "host:port"; empty: nowhere
+  std::uint64_t silence_ns = 0;          // after which a peer is told silent
+  std::vector<int> cpus;                 // empty: wherever the scheduler puts it
+  std::shared_ptr<CudaDevice> device{};  // whose memory it is; none: the host's
+  std::vector<std::pair<std::string, std::vector<Local>>> providers{};  // by preference; one endpoint for each Local
 };
 
 struct Statistics {
@@ -233,6 +234,7 @@ class Owner {
   void end_late(std::uint64_t now);
   const std::shared_ptr<Transfer>& transfer_of(std::uint64_t transfer);
   const std::shared_ptr<Transfer>& open_list(std::uint64_t transfer);
+  void check_digests(std::uint64_t num_pages) const;
   void check_source(const PageWrites& writes, const std::string& field) const;
   void check_last(const Transfer& transfer, const LastWrite& last) const;
   bool check_target(Transfer& transfer, const PageWrites& writes);
@@ -244,6 +246,7 @@ class Owner {
 
   const pid_t process_ = ::getpid();
   std::mutex turn_;  // who has it is the owner: our thread, except while it sleeps. Taken before mutex_
+  const bool on_device_;
   Fd memory_fd_;
   Mapping memory_;
   const std::uint64_t sender_;

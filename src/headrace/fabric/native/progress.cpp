@@ -276,6 +276,8 @@ void Owner::posted(std::span<const Write> run, Peer& peer) {
   } else {
     transfer.num_unposted -= run.size();
   }
+  // A device's copies are over at the flush: not before it may the end of a transfer be told, and its source be reused.
+  if (on_device_) peer.link->flush(true);
   settle(transfer);
 }
 

@@ -26,7 +26,7 @@ Posted posted(long rc, const char* call) {
 Rails::Rails(const std::string& provider, const std::vector<Local>& locals, SourceMemory memory, std::uint64_t sender)
     : provider_(provider), memory_(memory), sender_(sender), num_receives_(locals.size()) {
   for (const Local& local : locals) {
-    nics_.push_back(std::make_unique<Endpoint>(provider, local));
+    nics_.push_back(std::make_unique<Endpoint>(provider, local, memory.device));
     nics_.back()->register_source(memory.data, memory.length);
   }
   post_receives();
@@ -81,7 +81,8 @@ bool Rails::may_sleep() {
 }
 
 void Rails::add_wait_fds(std::vector<int>& fds) const {
-  for (const auto& nic : nics_) fds.push_back(nic->wait_fd());
+  for (const auto& nic : nics_)
+    if (nic->wait_fd() >= 0) fds.push_back(nic->wait_fd());
 }
 
 void Rails::detach(Mapping alias) {
@@ -172,10 +173,10 @@ Posted RailLink::post_fragment(std::uint64_t peer, const std::shared_ptr<Outgoin
 Descriptor RailLink::grant(std::uint32_t generation) {
   withdraw();
   // A new range each time: the old one stays ours, for what is still landing there.
-  alias_ = Mapping(rails_.memory_.fd, rails_.memory_.length);
+  alias_ = Mapping(rails_.memory_.fd, rails_.memory_.length, rails_.memory_.device);
   Descriptor descriptor;
   for (auto& nic : rails_.nics_) {
-    access_.push_back(nic->register_memory(alias_.data(), alias_.length(), FI_REMOTE_WRITE));
+    access_.push_back(nic->register_shared(alias_.data(), alias_.length(), FI_REMOTE_WRITE));
     descriptor.keys.push_back(access_.back().key);
   }
   if (rails_.traits().virtual_addressing) {
@@ -193,9 +194,16 @@ bool RailLink::withdraw() {
   // peer may be lost with it, most of them told as SendFailed; the next post connects again. Keys first, so that no new
   // header passes; then the memory, so that the rest of a write already begun misses it.
   long rc = 0;
-  for (auto& each : std::exchange(access_, {}))
-    if (each.region) rc = std::min<long>(rc, fi_close(&each.region.release()->fid));
-  rails_.detach(std::exchange(alias_, Mapping()));
+  for (auto& each : access_) rc = std::min<long>(rc, each.close());
+  if (rails_.traits().is_rdma()) {
+    // Here the closed registration is all of it. Until then the NIC has the pages themselves, whatever is mapped in
+    // their place: so one that does not close leaves the peer its access, and is tried again.
+    check("fi_close(region)", rc);
+    alias_ = Mapping();
+  } else {
+    rails_.detach(std::exchange(alias_, Mapping()));
+  }
+  access_.clear();
   check("fi_close(region)", rc);
   return true;
 }

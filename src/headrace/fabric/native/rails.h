@@ -22,6 +22,7 @@ struct SourceMemory {  // ours
   int fd = -1;
   std::byte* data = nullptr;
   std::size_t length = 0;
+  std::shared_ptr<CudaDevice> device{};  // where it is, if not the host's
 };
 
 class Rails {
@@ -95,7 +96,7 @@ class RailLink final : public Link {
   std::uint64_t base_ = 0;
   std::vector<std::uint64_t> keys_;
   Mapping alias_;
-  std::vector<Registration> access_;  // one for each of our NICs
+  std::vector<Registration> access_;  // one for each of our NICs; behind `alias_`, so that it ends first
 };
 
 }  // namespace headrace::fabric
