@@ -109,6 +109,10 @@ std::optional<std::vector<Connection>> Endpoint::connections() const {
   return is_tcp() ? fabric::connections(wait_fd_) : std::nullopt;
 }
 
+void Endpoint::keep_alive() const {
+  if (is_tcp()) fabric::keep_alive(wait_fd_);
+}
+
 void Endpoint::open(const std::string& provider, const Local& local) {
   info_.reset(ask(provider, local));
   if (info_->domain_attr->cq_data_size < 4)

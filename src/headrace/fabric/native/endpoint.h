@@ -130,6 +130,7 @@ class Endpoint {
 
   // Nothing where they cannot be seen.
   std::optional<std::vector<Connection>> connections() const;
+  void keep_alive() const;
 
   int wait_fd() const { return wait_fd_; }
   bool may_sleep();
