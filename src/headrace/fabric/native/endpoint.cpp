@@ -124,6 +124,10 @@ std::optional<std::vector<Connection>> Endpoint::connections() const {
   return is_tcp() ? fabric::connections(wait_fd_) : std::nullopt;
 }
 
+void Endpoint::keep_alive() const {
+  if (is_tcp()) fabric::keep_alive(wait_fd_);
+}
+
 void Endpoint::open(const std::string& provider, const Local& local) {
   info_.reset(ask(provider, local, device_ != nullptr));
   fid_fabric* fabric = nullptr;

@@ -113,6 +113,7 @@ class Endpoint {
 
   // Nothing where they cannot be seen.
   std::optional<std::vector<Connection>> connections() const;
+  void keep_alive() const;
 
   int wait_fd() const { return wait_fd_; }  // -1: nothing tells of completions
   bool may_sleep();

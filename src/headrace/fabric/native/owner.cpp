@@ -233,6 +233,7 @@ void Owner::sleep() {
   for (const std::uint64_t next :
        {watch_ ? watch_->dial_again(now_ns()) : 0, mapped_ ? mapped_->dial_again(now_ns()) : 0})
     if (next > 0) until = std::min(until, next);
+  for (const auto& each : rails_) each->keep_alive(now_ns());
   bell_.lie_down(gate);
   if (mapped_) mapped_->lie_down();
   if (may_sleep(gate)) {

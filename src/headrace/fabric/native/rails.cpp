@@ -10,6 +10,8 @@ namespace {
 
 constexpr std::size_t kReceives = 128;  // of each NIC
 constexpr std::uint64_t kMaxWindow = 64;
+constexpr std::uint64_t kKeepAlive =
+    5'000'000'000;  // ns between looks for new connections: some 10 us for each that there is
 // What a provider may have taken from a socket and not yet put in its place.
 constexpr std::uint64_t kMaxStaged = std::uint64_t{1} << 20;
 
@@ -74,6 +76,12 @@ std::uint64_t Rails::window(std::size_t num_peers) const {
     least = std::min(least, std::max(share, std::uint64_t{4}));
   }
   return least;
+}
+
+void Rails::keep_alive(std::uint64_t now) {
+  if (now < keep_alive_at_) return;
+  keep_alive_at_ = now + kKeepAlive;
+  for (const auto& nic : nics_) nic->keep_alive();
 }
 
 bool Rails::may_sleep() {

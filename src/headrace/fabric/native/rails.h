@@ -44,6 +44,9 @@ class Rails {
 
   // Writes to one peer that may be under way, so that a hung one leaves the others room in the queue.
   std::uint64_t window(std::size_t num_peers) const;
+  // Now and then. Where the other side's kernel gave a connection up and ours knows nothing of it, the provider would
+  // use it for ever, and take no second one from that peer.
+  void keep_alive(std::uint64_t now);
   bool may_sleep();
   void add_wait_fds(std::vector<int>& fds) const;
 
@@ -66,6 +69,7 @@ class Rails {
   std::vector<std::unique_ptr<Endpoint>> nics_;
   std::vector<std::size_t> num_receives_;
   std::vector<Detached> detached_;
+  std::uint64_t keep_alive_at_ = 0;
 };
 
 class RailLink final : public Link {

@@ -14,6 +14,9 @@
 namespace headrace::fabric {
 namespace {
 
+constexpr int kIdleSeconds = 5;
+constexpr int kQuestions = 5;  // without an answer, one a second
+
 bool is_connected(int fd) {
   sockaddr_storage peer{};
   socklen_t length = sizeof peer;
@@ -38,6 +41,17 @@ std::optional<std::vector<int>> connected_sockets(int wait_fd) {
       if (line.starts_with("tfd:")) open.push_back(std::stoi(line.substr(4)));
   }
   return found;
+}
+
+void keep_alive(int wait_fd) {
+  const auto sockets = connected_sockets(wait_fd);
+  for (const int fd : sockets.value_or(std::vector<int>())) {
+    const auto set = [fd](int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof value); };
+    set(IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, 1);
+    set(IPPROTO_TCP, TCP_KEEPCNT, kQuestions);
+    set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  }
 }
 
 std::optional<std::vector<Connection>> connections(int wait_fd) {

@@ -11,6 +11,9 @@ namespace headrace::fabric {
 // read, for want of a free file descriptor say.
 std::optional<std::vector<int>> connected_sockets(int wait_fd);
 
+// From now on the kernel asks of each, once it has been idle for some seconds, whether the other side still has it.
+void keep_alive(int wait_fd);
+
 // How far one connection has come. The identity, unlike an fd's number, is not given to another.
 struct Connection {
   std::uint64_t identity = 0;
