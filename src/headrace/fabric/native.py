@@ -98,23 +98,26 @@ class _Events:
         self.told.append(Revoked(peer=PeerId(peer)))
 
 
-Transport = Literal["mapped", "efa", "verbs", "tcp"]
+Transport = Literal["mapped", "shm", "efa", "verbs", "tcp"]
 
-PROVIDERS = {"efa": "efa", "verbs": "verbs;ofi_rxm", "tcp": "tcp;ofi_rxm"}
+PROVIDERS = {"shm": "shm", "efa": "efa", "verbs": "verbs;ofi_rxm", "tcp": "tcp;ofi_rxm"}
 """The libfabric provider of each transport that goes over one. efa and verbs were never run."""
+
+NEAR: tuple[Transport, ...] = ("mapped", "shm")
+"""Those that reach peers of this host alone, and need no address."""
 
 
 def available_transports() -> tuple[Transport, ...]:
     """What this machine can do, by preference: its own memory, RDMA where there are such NICs, TCP."""
-    rdma: tuple[Transport, ...] = ("efa", "verbs")
-    return ("mapped", *(each for each in rdma if _native.has_provider(PROVIDERS[each])), "tcp")
+    perhaps: tuple[Transport, ...] = ("shm", "efa", "verbs")
+    return ("mapped", *(each for each in perhaps if _native.has_provider(PROVIDERS[each])), "tcp")
 
 
 class NativeFabric:
     """The first `length` bytes of the file `memory_fd`, open to peers by `transports`, the first that both sides have:
-    "mapped" serves peers of this host, the others listen at the local addresses `nodes` (one NIC each; empty: the
-    provider's choice) on `port` (0: a fresh one, as PROTOCOL wants; a fixed one is for sites whose firewall asks for
-    it).
+    "mapped" and "shm" serve peers of this host, the others listen at the local addresses `nodes` (one NIC each; empty:
+    the provider's choice) on `port` (0: a fresh one, as PROTOCOL wants; a fixed one is for sites whose firewall asks
+    for it).
 
     The owner thread runs on `cpus` (empty: on any). With `beside`, another device of this process (memory of its own,
     NICs of its own), both count with the same imm counters: arm and disarm on either, Reached and Surplus are told by
@@ -156,9 +159,10 @@ class NativeFabric:
         if not 0.1 <= silence_s <= 3600:
             raise InputError("silence_s", f"must be 0.1 to 3600 seconds, is {silence_s}")
         places = [(node, port) for node in nodes] or [("", port)]
-        providers = [(PROVIDERS[each], places) for each in transports if each != "mapped"]
+        providers = [(PROVIDERS[each], places) for each in transports if each not in NEAR]
         setup = _native.Setup(
             control=_control_name(port) if "mapped" in transports else "",
+            shm=_control_name(port, "-shm") if "shm" in transports else "",
             watch=f"{nodes[0]}:{port + 1 if port else 0}" if nodes and providers else "",
             silence_s=silence_s,
             cpus=list(cpus),
@@ -289,6 +293,6 @@ class NativeFabric:
         self._finalizer()
 
 
-def _control_name(port: int) -> str:
+def _control_name(port: int, kind: str = "") -> str:
     """Fresh at every start, like the endpoint's own address; known again where that one is."""
-    return f"headrace-{os.geteuid()}-{port or secrets.token_hex(16)}"
+    return f"headrace-{os.geteuid()}{kind}-{port or secrets.token_hex(16)}"

@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::uint32_t kVersion = FI_VERSION(1, 17);
 constexpr std::size_t kQueueSize = 8192;
+constexpr std::size_t kShmQueueSize = 256;  // of one endpoint for each peer
 constexpr std::size_t kBatch = 64;
 constexpr std::uint64_t kHangUp = 2'000'000'000;  // what is in the sockets is read first: megabytes at most
 // Ops that failed may complete in error a second time: they rest this long before they are used again.
@@ -35,6 +36,10 @@ fi_info* ask(const std::string& provider, const Local& local) {
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
   hints->fabric_attr->prov_name = ::strdup(provider.c_str());
+  if (provider == "shm") {  // each endpoint has all of its queue in /dev/shm; a write takes two places of the target's
+    hints->tx_attr->size = kShmWrites;
+    hints->rx_attr->size = 2 * kShmWrites;
+  }
   fi_info* info = nullptr;
   const std::string port = std::to_string(local.port);
   const int rc =
@@ -62,7 +67,6 @@ bool has_provider(const std::string& provider) {
 }
 
 Endpoint::Endpoint(const std::string& provider, const Local& local) {
-  const SignalHandlers handlers;  // put back at the end: providers install their own
   open(provider, local);
   read_traits();
   std::array<char, 512> name{};
@@ -125,19 +129,24 @@ void Endpoint::open(const std::string& provider, const Local& local) {
   check("fi_av_open", fi_av_open(domain, &av_attr, &addresses, nullptr));
   addresses_.reset(addresses);
   fi_cq_attr cq_attr{};
-  cq_attr.size = kQueueSize;
+  const bool is_shm = provider == "shm";  // it has nothing to sleep on
+  cq_attr.size = is_shm ? kShmQueueSize : kQueueSize;
   cq_attr.format = FI_CQ_FORMAT_DATA;
-  cq_attr.wait_obj = FI_WAIT_FD;
+  cq_attr.wait_obj = is_shm ? FI_WAIT_NONE : FI_WAIT_FD;
   fid_cq* queue = nullptr;
-  check("fi_cq_open(FI_WAIT_FD)", fi_cq_open(domain, &cq_attr, &queue, nullptr));
+  check(is_shm ? "fi_cq_open" : "fi_cq_open(FI_WAIT_FD)", fi_cq_open(domain, &cq_attr, &queue, nullptr));
   queue_.reset(queue);
   fid_ep* endpoint = nullptr;
   check("fi_endpoint", fi_endpoint(domain, info_.get(), &endpoint, nullptr));
   endpoint_.reset(endpoint);
   check("fi_ep_bind(av)", fi_ep_bind(endpoint, &addresses->fid, 0));
   check("fi_ep_bind(cq)", fi_ep_bind(endpoint, &queue->fid, FI_TRANSMIT | FI_RECV));
+  if (!local.name.empty()) {
+    std::string name = local.name;
+    check("fi_setname", fi_setname(&endpoint->fid, name.data(), name.size() + 1));
+  }
   check("fi_enable", fi_enable(endpoint));
-  check("fi_control(FI_GETWAIT)", fi_control(&queue->fid, FI_GETWAIT, &wait_fd_));
+  if (!is_shm) check("fi_control(FI_GETWAIT)", fi_control(&queue->fid, FI_GETWAIT, &wait_fd_));
 }
 
 void Endpoint::read_traits() {
@@ -160,20 +169,20 @@ void Endpoint::read_traits() {
 
 fi_addr_t Endpoint::insert(const std::string& address) {
   fi_addr_t inserted = FI_ADDR_UNSPEC;
-  const bool fits = address.size() == name_.size();
+  const bool fits = traits_.is_shm() || address.size() == name_.size();
   if (!fits || fi_av_insert(addresses_.get(), address.data(), 1, &inserted, 0, nullptr) != 1)
     throw InputError("address",
                      "not an address of " + traits_.provider + " (" + std::to_string(name_.size()) + " bytes)");
   return inserted;
 }
 
-Registration Endpoint::register_memory(std::byte* data, std::size_t length, std::uint64_t access) {
+Registration Endpoint::register_memory(std::byte* data, std::size_t length, std::uint64_t access, std::uint64_t key) {
   fid_mr* region = nullptr;
   long rc = -FI_ENOKEY;
   // Where we choose the keys, two may collide; another draw will not.
   for (int draw = 0; draw < 8 && rc == -FI_ENOKEY; ++draw) {
-    const std::uint64_t key = traits_.provider_keys ? 0 : random_key(traits_.mr_key_size);
-    rc = fi_mr_reg(domain_.get(), data, length, access, 0, key, 0, &region, nullptr);
+    const std::uint64_t drawn = traits_.provider_keys ? 0 : key != 0 ? key : random_key(traits_.mr_key_size);
+    rc = fi_mr_reg(domain_.get(), data, length, access, 0, drawn, 0, &region, nullptr);
   }
   check("fi_mr_reg", rc);
   Registration registration{.region = Opened<fid_mr>(region), .key = fi_mr_key(region)};
@@ -186,6 +195,7 @@ Registration Endpoint::register_memory(std::byte* data, std::size_t length, std:
 }
 
 Op* Endpoint::take(OpKind kind) {
+  ++num_taken_;
   auto& free = free_[static_cast<std::size_t>(kind)];
   if (free.empty()) grow(kind);
   Op* op = free.back();
@@ -212,6 +222,7 @@ void Endpoint::grow(OpKind kind) {
 }
 
 void Endpoint::recycle(Op* op, bool failed) {
+  --num_taken_;
   op->state = OpState::free;
   op->transfer.reset();
   op->message.reset();
@@ -234,6 +245,12 @@ void Endpoint::abandon(std::uint64_t peer) {
       op.message.reset();
     }
   }
+}
+
+void Endpoint::fail_all(int code, const std::string& text, std::vector<Completion>& completions) {
+  for (auto& chunk : chunks_)
+    for (Op& op : chunk->ops)
+      if (op.state == OpState::live) completions.push_back({.endpoint = this, .op = &op, .code = code, .text = text});
 }
 
 // The op of a completion, if anybody waits for it.

@@ -1,6 +1,6 @@
-// The one libfabric endpoint: opened objects, traits, registrations, posts and completions. Owns every fi_* object and
+// One libfabric endpoint: opened objects, traits, registrations, posts and completions. Owns every fi_* object and
 // the contexts of operations in flight; knows neither peers nor transfers. Owner thread only (FI_THREAD_DOMAIN), except
-// for the constructor, which runs before that thread starts.
+// for the constructor, which may run before that thread starts.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -39,12 +39,15 @@ struct Traits {
   std::uint64_t rx_size = 0;
   std::uint64_t max_message = 0;
   bool wait_fd = false;
+
+  bool is_shm() const { return provider == "shm"; }
 };
 
 // Where to listen. An empty node is the provider's choice, port 0 a fresh one.
 struct Local {
-  std::string node;
+  std::string node{};
   std::uint16_t port = 0;
+  std::string name{};  // of shm's file
 };
 
 struct CloseFid {
@@ -93,12 +96,16 @@ struct Completion {
   std::string text{};
 };
 
+// Writes of one shm endpoint that may be under way.
+constexpr std::uint64_t kShmWrites = 32;
+
 // Whether this machine has what the provider needs.
 bool has_provider(const std::string& provider);
 
 class Endpoint {
  public:
-  // `local` is the address to bind to.
+  // `local` is the address to bind to. Providers install handlers of signals with their first endpoint: keep ours by
+  // SignalHandlers.
   Endpoint(const std::string& provider, const Local& local);
   ~Endpoint();
 
@@ -108,7 +115,8 @@ class Endpoint {
   // There is no removal: fi_av_remove closes the peer's connection, and 1.17 crashes when a write of that peer is half
   // received (see hang_up). The entry stays for the endpoint's life; the same address gives the same entry again.
   fi_addr_t insert(const std::string& address);
-  Registration register_memory(std::byte* data, std::size_t length, std::uint64_t access);
+  // By `key`, where the provider leaves that to us and it is not 0: that is a random one.
+  Registration register_memory(std::byte* data, std::size_t length, std::uint64_t access, std::uint64_t key = 0);
   // What writes from here take their bytes from, where the provider wants to know.
   void register_source(std::byte* data, std::size_t length);
 
@@ -118,6 +126,9 @@ class Endpoint {
   // Writes and sends to `peer` complete for nobody from here on.
   void abandon(std::uint64_t peer);
   std::uint64_t num_abandoned() const { return num_abandoned_; }
+  std::uint64_t num_taken() const { return num_taken_; }
+  // Nothing that is under way will complete any more: each with this code and text, to be recycled.
+  void fail_all(int code, const std::string& text, std::vector<Completion>& completions);
 
   // All three return 0, -FI_EAGAIN or a negative errno; the op stays the caller's unless 0.
   long post_write(Op* op, fi_addr_t to, const std::byte* from, std::size_t length, std::uint32_t imm,
@@ -168,6 +179,7 @@ class Endpoint {
   std::array<std::vector<Op*>, 3> free_;
   std::deque<Op*> retired_;
   std::uint64_t num_abandoned_ = 0;
+  std::uint64_t num_taken_ = 0;
 };
 
 }  // namespace headrace::fabric

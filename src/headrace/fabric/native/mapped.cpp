@@ -5,124 +5,38 @@
 #include <algorithm>
 #include <utility>
 
-#include "clock.h"
 #include "copy.h"
 #include "errors.h"
-#include "keys.h"
 
 namespace headrace::fabric {
 namespace {
 
 constexpr std::uint64_t kSlice = std::uint64_t{1} << 20;  // of a long write in one turn: about 60 us
-constexpr std::uint64_t kRedial = 50'000'000;             // ns after a connection was lost or refused
-
-Posted failed(int code, const char* call) { return {.kind = Posted::Kind::failed, .code = code, .call = call}; }
 
 }  // namespace
 
-// ---- a link --------------------------------------------------------------------------------------------------------
-
 MappedLink::MappedLink(Mapped& transport, std::uint64_t peer, std::string control)
-    : transport_(transport), peer_(peer), control_(std::move(control)) {
-  dial();  // though there is nothing to say yet: its end is to be seen
+    : NeighbourLink(transport, peer, std::move(control)), transport_(transport) {}
+
+MappedLink::~MappedLink() { withdraw(); }
+
+void MappedLink::enter(Fd memory, std::uint64_t length) {
+  if (length < length_) throw InputError("length", "shorter than its descriptor says");
+  memory_ = Mapping(memory.get(), length_);
+  ::madvise(memory_.data(), length_, MADV_DONTFORK);
 }
 
-MappedLink::~MappedLink() {
-  withdraw();
-  std::erase_if(transport_.granted_, [this](const auto& each) { return each.second == this; });
-  transport_.links_.erase(id_);
-  memory_ = Mapping();  // before the other side is told
-  if (state_ != State::idle) transport_.control_.hang_up(id_);
-}
-
-const std::string& MappedLink::transport() const { return transport_.name_; }
-
-void MappedLink::connect(const Descriptor& descriptor) {
-  if (descriptor.addressing != Addressing::mapped)
-    throw InputError("descriptor.addressing", "this peer is of our host: its memory is mapped");
-  const bool was_open = there_ == There::open;
-  const std::uint64_t old = std::exchange(key_, descriptor.keys.at(0));
-  length_ = descriptor.length;
-  // Never asked for twice: the second answer would be confirmed as closed while the first one is mapped.
-  if (there_ == There::asked && key_ == old) return;
-  unmap(There::asked);
-  if (was_open) transport_.control_.confirm_closed(id_, old);
-  if (is_ready()) transport_.control_.open(id_, key_);
-}
-
-bool MappedLink::is_ready() {
-  if (state_ != State::idle || now_ns() < dial_at_) return state_ == State::ready;
-  try {
-    dial();
-  } catch (const FabricError&) {  // no memory or file for a lane: there may be some later
-    dial_at_ = now_ns() + kRedial;
-  }
-  return false;
-}
-
-void MappedLink::dial() {
-  lane_ = std::make_unique<OutLane>();
-  id_ = transport_.next_link_++;
-  transport_.links_[id_] = this;
-  state_ = State::dialling;
-  Fd lane(::fcntl(lane_->fd(), F_DUPFD_CLOEXEC, 0));
-  transport_.control_.dial(id_, control_, std::move(lane));
-}
-
-void MappedLink::linked(Fd bell) {
-  bell_ = std::move(bell);
-  state_ = State::ready;
-  lost_told_ = false;
-  if (there_ == There::asked) transport_.control_.open(id_, key_);
-  transport_.owner_.may_retry(peer_);
-}
-
-void MappedLink::opened(std::uint64_t key, Fd memory, std::uint64_t length) {
-  if (there_ != There::asked || key != key_) return transport_.control_.confirm_closed(id_, key);
-  try {
-    if (length < length_) throw InputError("length", "shorter than its descriptor says");
-    memory_ = Mapping(memory.get(), length_);
-    ::madvise(memory_.data(), length_, MADV_DONTFORK);
-    there_ = There::open;
-  } catch (const std::exception&) {
-    unmap(There::denied);
-    transport_.control_.confirm_closed(id_, key);
-  }
-  transport_.owner_.may_retry(peer_);
-}
-
-void MappedLink::denied(std::uint64_t key) {
-  if (there_ != There::asked || key != key_) return;
-  there_ = There::denied;
-  transport_.owner_.may_retry(peer_);
-}
-
-void MappedLink::close_asked(std::uint64_t key) {
-  if (there_ == There::open && key == key_) unmap(There::denied);
-  transport_.control_.confirm_closed(id_, key);
-  transport_.owner_.may_retry(peer_);
-}
-
-void MappedLink::lost(int code, const std::string& text) {
-  transport_.links_.erase(id_);
-  state_ = State::idle;
-  dial_at_ = now_ns() + kRedial;
-  lane_.reset();
-  bell_ = Fd();
-  code_ = code;
-  if (there_ == There::open || there_ == There::asked) unmap(There::lost);
-  transport_.owner_.may_retry(peer_);
-  if (!std::exchange(lost_told_, true)) transport_.owner_.news.lost(peer_, code, text);
-}
-
-void MappedLink::unmap(There now) {
+bool MappedLink::replace(std::uint64_t) {
   memory_ = Mapping();
-  there_ = now;
+  return true;
+}
+
+void MappedLink::leave(std::uint64_t key) {
+  if (key == key_) memory_ = Mapping();
 }
 
 Posted MappedLink::post_write(std::uint64_t, const std::byte* from, const Write& write) {
-  if (there_ == There::denied) return failed(FI_EKEYREJECTED, "map the peer's memory");
-  if (there_ == There::lost) return failed(code_, "map the peer's memory");
+  if (there_ == There::denied || there_ == There::lost) return refused();
   if (there_ != There::open) return is_ready(), Posted{.kind = Posted::Kind::full};
   std::uint64_t done = write.done;
   const std::uint64_t slice = std::min(write.length - done, kSlice);
@@ -137,27 +51,9 @@ Posted MappedLink::post_write(std::uint64_t, const std::byte* from, const Write&
   return {.kind = Posted::Kind::finished};
 }
 
-Posted MappedLink::post_fragment(std::uint64_t, const std::shared_ptr<OutgoingMessage>& message) {
-  if (!is_ready()) return {.kind = Posted::Kind::full};
-  const FragmentHeader header = next_header(*message, transport_.sender_);
-  const auto payload = next_payload(*message);
-  const auto bytes = std::span(reinterpret_cast<const std::byte*>(&header), sizeof header);
-  if (!lane_->push_fragment(bytes, payload)) return {.kind = Posted::Kind::full};
-  message->offset += payload.size();
-  pushed_ = true;
-  return {.kind = Posted::Kind::finished};
-}
-
 void MappedLink::flush(bool more) {
-  if (!lane_) return;
-  if (std::exchange(pushed_, false)) {
-    if (std::exchange(fence_, false)) copy_fence();
-    lane_->publish();
-    unrung_ = true;
-  }
-  if (!unrung_) return;
-  if (lane_->must_wake(more)) Mapped::ring(bell_);
-  unrung_ = more;
+  if (pushed_ && std::exchange(fence_, false)) copy_fence();
+  NeighbourLink::flush(more);
 }
 
 Descriptor MappedLink::grant(std::uint32_t generation) {
@@ -165,9 +61,8 @@ Descriptor MappedLink::grant(std::uint32_t generation) {
   told_ = false;
   Fd memory(::fcntl(transport_.memory_fd_, F_DUPFD_CLOEXEC, 0));
   if (!memory) throw FabricError("fcntl(F_DUPFD_CLOEXEC)", errno, "no file for the peer's access to the memory");
-  const std::uint64_t key = random_key();
+  const std::uint64_t key = new_key();
   granted_ = key;
-  transport_.granted_[key] = this;
   transport_.control_.allow(key, std::move(memory), transport_.length_);
   return {.addressing = Addressing::mapped,
           .base = 0,
@@ -188,110 +83,7 @@ bool MappedLink::withdraw() {
 
 void MappedLink::access_ended(std::uint64_t key) {
   ending_.erase(key);
-  if (ending_.empty() && std::exchange(told_, false)) transport_.owner_.revoked(peer_);
-}
-
-// ---- all of them ---------------------------------------------------------------------------------------------------
-
-Mapped::Mapped(std::string name, int bell, int memory_fd, std::size_t length, std::uint64_t sender,
-               std::uint64_t silence_ns, Owner owner)
-    : memory_fd_(memory_fd),
-      length_(length),
-      sender_(sender),
-      owner_(std::move(owner)),
-      news_(*this),
-      control_(Wire::local, name, bell, silence_ns, news_) {}
-
-std::unique_ptr<Link> Mapped::link(std::uint64_t peer, const std::string& control) {
-  return std::make_unique<MappedLink>(*this, peer, control);
-}
-
-bool Mapped::has_news() const {
-  return std::ranges::any_of(incoming_, [](const auto& each) { return each.second.lane->has_news(); });
-}
-
-void Mapped::lie_down() {
-  for (auto& [id, in] : incoming_) in.lane->lie_down();
-}
-
-void Mapped::get_up() {
-  for (auto& [id, in] : incoming_) in.lane->get_up();
-}
-
-void Mapped::ring(const Fd& bell) {
-  const std::uint64_t one = 1;
-  // It is an eventfd of somebody else: a full one is readable already.
-  [[maybe_unused]] const auto written = ::write(bell.get(), &one, sizeof one);
-}
-
-void Mapped::end_lanes() {
-  for (const std::uint64_t id : std::exchange(broken_, {})) {
-    incoming_.erase(id);
-    control_.drop_lane(id);
-  }
-  std::erase_if(leaving_, [this](std::uint64_t id) {
-    const auto found = incoming_.find(id);
-    if (found != incoming_.end() && found->second.lane->has_news()) return false;
-    incoming_.erase(id);
-    return true;
-  });
-}
-
-void Mapped::with_link(std::uint64_t link, std::function<void(MappedLink&)> act) {
-  owner_.news.queue([this, link, act = std::move(act)] {
-    const auto found = links_.find(link);
-    if (found != links_.end()) act(*found->second);
-  });
-}
-
-// ---- news: on the control thread -----------------------------------------------------------------------------------
-
-void Mapped::News::linked(std::uint64_t link, Fd bell) {
-  const auto held = std::make_shared<Fd>(std::move(bell));
-  mapped_.with_link(link, [held](MappedLink& to) { to.linked(std::move(*held)); });
-}
-
-void Mapped::News::opened(std::uint64_t link, std::uint64_t key, Fd memory, std::uint64_t length) {
-  const auto held = std::make_shared<Fd>(std::move(memory));
-  mapped_.with_link(link, [key, held, length](MappedLink& to) { to.opened(key, std::move(*held), length); });
-}
-
-void Mapped::News::denied(std::uint64_t link, std::uint64_t key) {
-  mapped_.with_link(link, [key](MappedLink& to) { to.denied(key); });
-}
-
-void Mapped::News::close_asked(std::uint64_t link, std::uint64_t key) {
-  mapped_.with_link(link, [key](MappedLink& to) { to.close_asked(key); });
-}
-
-void Mapped::News::silent(std::uint64_t link) {
-  mapped_.with_link(link, [this](MappedLink& to) { mapped_.owner_.news.silent(to.peer()); });
-}
-
-void Mapped::News::heard(std::uint64_t link) {
-  mapped_.with_link(link, [this](MappedLink& to) { mapped_.owner_.news.heard(to.peer()); });
-}
-
-void Mapped::News::lost(std::uint64_t link, int code, const std::string& text) {
-  mapped_.with_link(link, [code, text](MappedLink& to) { to.lost(code, text); });
-}
-
-void Mapped::News::lane_came(std::uint64_t lane, std::shared_ptr<InLane> in, Fd bell) {
-  const auto held = std::make_shared<Fd>(std::move(bell));
-  mapped_.owner_.news.queue([this, lane, in = std::move(in), held] {
-    mapped_.incoming_.insert_or_assign(lane, Incoming{.lane = in, .bell = std::move(*held)});
-  });
-}
-
-void Mapped::News::lane_left(std::uint64_t lane) {
-  mapped_.owner_.news.queue([this, lane] { mapped_.leaving_.push_back(lane); });
-}
-
-void Mapped::News::access_ended(std::uint64_t key) {
-  mapped_.owner_.news.queue([this, key] {
-    const auto found = mapped_.granted_.extract(key);
-    if (found) found.mapped()->access_ended(key);
-  });
+  if (ending_.empty() && std::exchange(told_, false)) transport_.owner_.revoked(peer());
 }
 
 }  // namespace headrace::fabric
