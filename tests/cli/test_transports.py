@@ -6,15 +6,15 @@ import pytest
 
 from headrace.cli.transports import plan_transports
 from headrace.errors import InputError
-from headrace.fabric import interface, native
-from headrace.roles.options import MAX_FABRIC_HOSTS, InstanceOptions, Transport
+from headrace.fabric import interface, native, places
+from headrace.roles.options import MAX_FABRIC_HOSTS, NEAR, InstanceOptions, Transport
 
 LOOPBACK, ADDRESS = ("127.0.0.1",), ("10.0.0.1",)
 
 
 @pytest.fixture
 def efa_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "available_transports", lambda: ("mapped", "efa", "tcp"))
+    monkeypatch.setattr(native, "available_transports", lambda: ("mapped", "shm", "efa", "tcp"))
 
 
 @pytest.mark.usefixtures("efa_machine")
@@ -34,13 +34,14 @@ def test_without_such_a_device_there_is_no_rdma(monkeypatch: pytest.MonkeyPatch)
 def test_their_order_is_always_the_same_so_that_both_sides_find_the_same_one() -> None:
     assert plan_transports(("tcp", "efa", "mapped"), required=None, hosts=ADDRESS) == ("mapped", "efa", "tcp")
     assert plan_transports(("tcp",), required=None, hosts=ADDRESS) == ("tcp",)
+    assert plan_transports(("tcp", "shm", "mapped"), required=None, hosts=LOOPBACK) == ("mapped", "shm", "tcp")
 
 
 @pytest.mark.usefixtures("efa_machine")
-@pytest.mark.parametrize("required", ["mapped", "efa", "tcp"])
+@pytest.mark.parametrize("required", ["mapped", "shm", "efa", "tcp"])
 def test_the_required_one_is_the_only_one(required: Transport) -> None:
     assert plan_transports((), required=required, hosts=ADDRESS) == (required,)
-    assert plan_transports(("tcp", "efa", "mapped"), required=required, hosts=ADDRESS) == (required,)
+    assert plan_transports(("tcp", "efa", "shm", "mapped"), required=required, hosts=ADDRESS) == (required,)
 
 
 @pytest.mark.usefixtures("efa_machine")
@@ -48,10 +49,10 @@ def test_the_required_one_is_the_only_one(required: Transport) -> None:
     ("asked", "required", "hosts", "error"),
     [
         (("mapped", "efa"), "tcp", ADDRESS, "require_provider: must be one of --transports (mapped, efa), is tcp"),
-        (("verbs",), None, ADDRESS, "transports: must be of what this machine has (mapped, efa, tcp), is verbs"),
-        ((), "verbs", ADDRESS, "require_provider: must be of what this machine has (mapped, efa, tcp), is verbs"),
-        (("efa", "tcp"), None, LOOPBACK, "transports: must be of what stays at 127.0.0.1 (mapped, tcp), is efa"),
-        ((), "efa", LOOPBACK, "require_provider: must be of what stays at 127.0.0.1 (mapped, tcp), is efa"),
+        (("verbs",), None, ADDRESS, "transports: must be of what this machine has (mapped, shm, efa, tcp), is verbs"),
+        ((), "verbs", ADDRESS, "require_provider: must be of what this machine has (mapped, shm, efa, tcp), is verbs"),
+        (("efa", "tcp"), None, LOOPBACK, "transports: must be of what stays at 127.0.0.1 (mapped, shm, tcp), is efa"),
+        ((), "efa", LOOPBACK, "require_provider: must be of what stays at 127.0.0.1 (mapped, shm, tcp), is efa"),
     ],
 )
 def test_what_cannot_be_or_contradicts_is_refused(
@@ -63,7 +64,7 @@ def test_what_cannot_be_or_contradicts_is_refused(
 
 
 def test_options_and_fabric_know_the_same_transports_and_as_many_addresses() -> None:
-    assert get_args(Transport) == get_args(native.Transport)
+    assert (get_args(Transport), NEAR) == (get_args(native.Transport), places.NEAR)
     assert MAX_FABRIC_HOSTS == interface.MAX_NICS
     defaults = InstanceOptions.__dataclass_fields__
     assert plan_transports((), required=None, hosts=defaults["fabric_hosts"].default) == defaults["transports"].default

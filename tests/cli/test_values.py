@@ -127,10 +127,10 @@ def test_transports_are_a_list_or_auto() -> None:
     assert transport_list(TransportNames(("tcp",))) == TransportNames(("tcp",))
 
 
-@pytest.mark.parametrize("text", ["", ",", "mapped,", "shm", "TCP", "auto,tcp", "mapped tcp"])
+@pytest.mark.parametrize("text", ["", ",", "mapped,", "sm2", "TCP", "auto,tcp", "mapped tcp"])
 def test_other_transports_are_refused_with_those_that_there_are(text: str) -> None:
     with pytest.raises(
-        BadParameter, match="^must be auto or a list such as mapped,tcp of mapped, efa, verbs, tcp, is "
+        BadParameter, match="^must be auto or a list such as mapped,tcp of mapped, shm, efa, verbs, tcp, is "
     ):
         transport_list(text)
 

@@ -14,6 +14,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "tcp": {"transports": ("tcp",)},
     "tcp-by-3-nics": {"transports": ("tcp",), "nodes": ("127.0.0.1", "127.0.0.2", "127.0.0.3")},
     "mapped": {"transports": ("mapped",)},
+    "shm": {"transports": ("shm",)},
 }
 
 

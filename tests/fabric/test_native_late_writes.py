@@ -120,7 +120,7 @@ def test_a_revoke_in_the_middle_of_a_64_kib_write_keeps_the_rest_of_it_out(targe
     pytest.fail("no page stood half received in 100 attempts")
 
 
-@pytest.mark.parametrize("transport", ["tcp", "mapped"])
+@pytest.mark.parametrize("transport", ["tcp", "mapped", "shm"])
 def test_writes_for_a_process_that_was_killed_miss_the_next_one_at_its_address(transport: Transport) -> None:
     """A decoder is killed and started again at the same port; a writer that knows nothing of it goes on with the old
     descriptor. The new one has other keys: no byte lands, no counter moves."""

@@ -21,7 +21,7 @@ from headrace.fabric.interface import Imm, MessageReceived, PeerLost, Reached, R
 from headrace.fabric.native import Transport
 
 NUM_PEERS = int(os.environ.get("HEADRACE_PEERS", "0"))
-FEW = {"tcp": 60, "mapped": 200}  # seconds
+FEW = {"tcp": 60, "mapped": 200, "shm": 100}  # seconds
 MEGABYTE = 1 << 20
 
 
@@ -46,7 +46,7 @@ class Held:
         )
 
 
-@pytest.fixture(params=["tcp", "mapped"])
+@pytest.fixture(params=["tcp", "mapped", "shm"])
 def transport(request: pytest.FixtureRequest) -> Transport:
     chosen: Transport = request.param
     return chosen

@@ -80,7 +80,7 @@ class Writer:
         return xxhash.xxh3_64_hexdigest(self.memory[begin:end].tobytes())
 
 
-@pytest.fixture(params=["tcp", "mapped"])
+@pytest.fixture(params=["tcp", "mapped", "shm"])
 def writer(request: pytest.FixtureRequest) -> Iterator[Writer]:
     made = Writer(request.param)
     yield made

@@ -86,7 +86,7 @@ def test_an_owner_whose_provider_wakes_nobody_looks_and_is_idle_otherwise() -> N
     def engine() -> _native.Engine:
         memory = SharedMemory(4096)
         setup = _native.Setup(
-            control="", watch="", silence_s=2.0, cpus=[], cuda_device=None, providers=[("shm", [("", 0)])]
+            control="", shm="", watch="", silence_s=2.0, cpus=[], cuda_device=None, providers=[("shm", [("", 0)])]
         )
         return _native.Engine(memory.fd, 4096, setup, None)
 

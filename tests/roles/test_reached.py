@@ -14,6 +14,7 @@ from headrace.roles.options import Transport
 from headrace.roles.reached import transport_of, why_no_better
 
 ALL: tuple[Transport, ...] = ("mapped", "efa", "verbs", "tcp")
+NEITHER = "it is on this host, but without mapped and shm, or another user's, or in another network namespace"
 NOT_MAPPED = "it is on this host, but without mapped, or another user's, or in another network namespace"
 
 
@@ -28,7 +29,7 @@ def lines(told: pytest.LogCaptureFixture, level: int) -> list[str]:
 
 
 def test_a_transport_is_called_as_the_options_call_it() -> None:
-    assert transport_of("mapped") == "mapped"
+    assert (transport_of("mapped"), transport_of("shm")) == ("mapped", "shm")
     assert {transport_of(provider): provider for provider in PROVIDERS.values()} == PROVIDERS
 
 
@@ -44,6 +45,9 @@ def test_a_transport_is_called_as_the_options_call_it() -> None:
         ("tcp", ("mapped", "tcp"), False, ""),
         ("tcp", ("mapped", "tcp"), True, NOT_MAPPED),
         ("tcp", ("tcp",), True, ""),
+        ("tcp", ("mapped", "shm", "tcp"), True, NEITHER),
+        ("shm", ("mapped", "shm", "tcp"), True, NOT_MAPPED),
+        ("tcp", ("mapped", "shm", "tcp"), False, ""),
     ],
 )
 def test_what_falls_back_says_why(transport: Transport, ours: Sequence[Transport], is_here: bool, why: str) -> None:

@@ -203,7 +203,7 @@ Transports = Annotated[
         *(
             "--transports",
             "LIST",
-            "Of mapped, efa, verbs, tcp: the first that a peer has too carries KV; auto: all.",
+            "Of mapped, shm, efa, verbs, tcp: the first that a peer has too carries KV; auto: all but shm.",
             PLACE_PANEL,
         ),
         parser=transport_list,

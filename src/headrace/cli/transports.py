@@ -1,7 +1,7 @@
 """By which transports KV may travel: what was asked for, against what is here and what was ruled out. Owns nothing.
 
-The order is always the same, however they were named: mapped, RDMA, tcp. Both sides of a pair then find the same one
-without a word about it.
+The order is always the same, however they were named: mapped, shm, RDMA, tcp. Both sides of a pair then find the same
+one without a word about it.
 """
 
 import ipaddress
@@ -12,10 +12,10 @@ from headrace.cli.network import require_fabric_hosts
 from headrace.cli.options import INSTANCE_DEFAULTS
 from headrace.cli.values import TransportNames
 from headrace.errors import InputError
-from headrace.roles.options import Transport
+from headrace.roles.options import NEAR, Transport
 
-HERE: tuple[Transport, ...] = ("mapped", "tcp")
-"""What every machine has, and what stays on it at an address that it keeps to itself."""
+HERE: tuple[Transport, ...] = (*NEAR, "tcp")
+"""What needs no device, and what stays on it at an address that it keeps to itself."""
 
 
 def plan_reach(
@@ -25,16 +25,16 @@ def plan_reach(
     places = require_fabric_hosts(hosts or INSTANCE_DEFAULTS.fabric_hosts, insecure=insecure)
     asked = named.names if named else ()
     transports = plan_transports(asked, required=cast("Transport | None", required), hosts=places)
-    if hosts and transports == ("mapped",):
-        raise InputError("fabric_host", "must be left out where mapped is the only transport: it uses no address")
+    if hosts and set(transports) <= set(NEAR):
+        raise InputError("fabric_host", f"must be left out where {' and '.join(transports)} is all: no address is used")
     return places, transports
 
 
 def plan_transports(
     asked: Sequence[Transport], *, required: Transport | None, hosts: Sequence[str]
 ) -> tuple[Transport, ...]:
-    """Those to be opened at these addresses. Nothing asked for: all that can be. Raises InputError where one cannot be,
-    or is asked for and ruled out."""
+    """Those to be opened at these addresses. Nothing asked for: all that can be but shm, whose peers have mapped as
+    well. Raises InputError where one cannot be, or is asked for and ruled out."""
     if asked and required is not None and required not in asked:
         raise InputError("require_provider", f"must be one of --transports ({', '.join(asked)}), is {required}")
     possible = possible_at(hosts)
@@ -44,7 +44,7 @@ def plan_transports(
             field = "transports" if required is None else "require_provider"
             limit = "this machine has" if reaches_others(hosts) else f"stays at {', '.join(hosts)}"
             raise InputError(field, f"must be of what {limit} ({', '.join(possible)}), is {transport}")
-    return tuple(transport for transport in get_args(Transport) if transport in (wanted or possible))
+    return tuple(transport for transport in get_args(Transport) if transport in (wanted or set(possible) - {"shm"}))
 
 
 def possible_at(hosts: Sequence[str]) -> tuple[Transport, ...]:

@@ -122,13 +122,14 @@ class Setup:
         self,
         *,
         control: str,
+        shm: str,
         watch: str,
         silence_s: float,
         cpus: Sequence[int],
         cuda_device: int | None,
         providers: Sequence[tuple[str, Sequence[tuple[str, int]]]],
     ) -> None:
-        """`control` names the control socket of the mapped transport (empty: none), `watch` is where control
+        """`control` and `shm` name the control sockets of these transports (empty: none), `watch` is where control
         connections over TCP are heard, "host:port" in numbers (empty: nowhere), `providers` has an endpoint for each
         (node, port), an empty node being the provider's choice; the owner runs on `cpus` (empty: on any). The memory is
         CUDA's where its device is told."""

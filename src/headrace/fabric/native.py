@@ -100,23 +100,23 @@ class _Events:
         self.told.append(Revoked(peer=PeerId(peer)))
 
 
-Transport = Literal["mapped", "efa", "verbs", "tcp"]
+Transport = Literal["mapped", "shm", "efa", "verbs", "tcp"]
 
-PROVIDERS = {"efa": "efa", "verbs": "verbs;ofi_rxm", "tcp": "tcp;ofi_rxm"}
+PROVIDERS = {"shm": "shm", "efa": "efa", "verbs": "verbs;ofi_rxm", "tcp": "tcp;ofi_rxm"}
 """The libfabric provider of each transport that goes over one. efa and verbs were never run."""
 
 
 def available_transports() -> tuple[Transport, ...]:
     """What this machine can do, by preference: its own memory, RDMA where there are such NICs, TCP."""
-    rdma: tuple[Transport, ...] = ("efa", "verbs")
-    return ("mapped", *(each for each in rdma if _native.has_provider(PROVIDERS[each])), "tcp")
+    perhaps: tuple[Transport, ...] = ("shm", "efa", "verbs")
+    return ("mapped", *(each for each in perhaps if _native.has_provider(PROVIDERS[each])), "tcp")
 
 
 class NativeFabric:
     """The first `length` bytes of the file `memory_fd`, open to peers by `transports`, the first that both sides have:
-    "mapped" serves peers of this host, the others listen at the local addresses `nodes` (one NIC each; efa's go by
-    their names, see `places`; empty: the provider's choice) on `port` (0: a fresh one, as PROTOCOL wants; a fixed one
-    is for sites whose firewall asks for it).
+    "mapped" and "shm" serve peers of this host, the others listen at the local addresses `nodes` (one NIC each; efa's
+    go by their names, see `places`; empty: the provider's choice) on `port` (0: a fresh one, as PROTOCOL wants; a fixed
+    one is for sites whose firewall asks for it).
 
     The owner thread runs on `cpus` (empty: on any). With `beside`, another device of this process (memory of its own,
     NICs of its own), both count with the same imm counters: arm and disarm on either, Reached and Surplus are told by
@@ -126,8 +126,8 @@ class NativeFabric:
     port next to `port`): PeerLost when one breaks, PeerSilent after `silence_s` without a heartbeat.
 
     With `cuda_device` the file is a `CudaMemory`'s (never run on a device). What a transfer reads must be there by the
-    time that it is submitted or its layer raised; there are no digests; tcp is refused, from which such memory could
-    not be taken back.
+    time that it is submitted or its layer raised; there are no digests; shm and tcp are refused, from which such memory
+    could not be taken back.
 
     The file is mapped here and again for every peer; the descriptor may be closed afterwards. For "mapped" it must be a
     memfd, and never shrinks from now on, since peers would die of it: it is sealed (F_SEAL_SHRINK), and must have been
@@ -157,7 +157,7 @@ class NativeFabric:
             if transport != "mapped" and transport not in PROVIDERS:
                 known = ", ".join(("mapped", *PROVIDERS))
                 raise InputError("transports", f"must be of {known}, has {transport!r}")
-        if cuda_device is not None and "tcp" in transports:
+        if cuda_device is not None and not {"shm", "tcp"}.isdisjoint(transports):
             raise InputError("transports", f"must be of mapped, efa and verbs for CUDA memory, are {tuple(transports)}")
         strange = set(cpus) - os.sched_getaffinity(0)
         if strange:
@@ -167,6 +167,7 @@ class NativeFabric:
         places = plan_places(transports, nodes, port)
         setup = _native.Setup(
             control=_control_name(port) if "mapped" in transports else "",
+            shm=_control_name(port, "-shm") if "shm" in transports else "",
             watch=plan_watch(transports, nodes, port),
             silence_s=silence_s,
             cpus=list(cpus),
@@ -298,6 +299,6 @@ class NativeFabric:
         self._finalizer()
 
 
-def _control_name(port: int) -> str:
+def _control_name(port: int, kind: str = "") -> str:
     """Fresh at every start, like the endpoint's own address; known again where that one is."""
-    return f"headrace-{os.geteuid()}-{port or secrets.token_hex(16)}"
+    return f"headrace-{os.geteuid()}{kind}-{port or secrets.token_hex(16)}"

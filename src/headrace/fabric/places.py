@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from headrace.errors import InputError
 from headrace.fabric.interface import MAX_NICS
 
+NEAR = ("mapped", "shm")
+"""Transports that reach peers of this host alone, and need no address."""
+
 Place = tuple[str, int]
 """A node and a port; an empty node is the provider's choice, port 0 a fresh one."""
 
@@ -29,7 +32,7 @@ def plan_places(transports: Sequence[str], nodes: Sequence[str], port: int) -> d
     for transport in transports:
         if transport == "efa":
             places[transport] = [(name, 0) for name in names] or [("", 0)]
-        elif transport != "mapped":
+        elif transport not in NEAR:
             if names and not addresses:
                 raise InputError("nodes", f"must have an IP address for {transport}, has {', '.join(names)}")
             places[transport] = [(address, port) for address in addresses] or [("", port)]
@@ -39,7 +42,7 @@ def plan_places(transports: Sequence[str], nodes: Sequence[str], port: int) -> d
 def plan_watch(transports: Sequence[str], nodes: Sequence[str], port: int) -> str:
     """Where control connections over TCP are heard, "host:port"; empty: nowhere."""
     address = next((node for node in nodes if _is_address(node)), None)
-    if address is None or set(transports) <= {"mapped"}:
+    if address is None or set(transports) <= set(NEAR):
         return ""
     return f"{address}:{port + 1 if port else 0}"
 

@@ -31,7 +31,7 @@ from headrace.model.kernels import WrapOps, as_they_are, open_model
 from headrace.model.options import ComputeOptions
 from headrace.model.shape import ModelShape
 from headrace.protocol.control import CONTROL_VERSION, Announce, Limits
-from headrace.roles.options import InstanceOptions
+from headrace.roles.options import NEAR, InstanceOptions
 from headrace.roles.pool_plan import plan_pool
 
 _log = logging.getLogger(__name__)
@@ -169,4 +169,4 @@ def described_fabric(options: InstanceOptions) -> str:
     if options.role == "colocated":
         return "no fabric"
     ways = ", ".join(options.transports)
-    return ways if options.transports == ("mapped",) else f"{ways} at {', '.join(options.fabric_hosts)}"
+    return ways if set(options.transports) <= set(NEAR) else f"{ways} at {', '.join(options.fabric_hosts)}"

@@ -9,9 +9,10 @@ from headrace.model.options import KernelChoice
 from headrace.protocol.control import Role as RoleName
 
 Transfer = Literal["layers", "whole"]
-Transport = Literal["mapped", "efa", "verbs", "tcp"]
+Transport = Literal["mapped", "shm", "efa", "verbs", "tcp"]
+NEAR: tuple[Transport, ...] = ("mapped", "shm")
 MAX_FABRIC_HOSTS = 4
-"""Both as the fabric has them, whose modules load numpy and more."""
+"""All as the fabric has them, whose modules load numpy and more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import get_args
 
 from headrace.errors import InputError
 from headrace.fabric.interface import Fabric
@@ -9,7 +10,7 @@ from headrace.fabric.native import PROVIDERS
 from headrace.messenger.outcomes import PeerReady
 from headrace.protocol.control import Role
 from headrace.roles.instance import Instance
-from headrace.roles.options import Transport
+from headrace.roles.options import NEAR, Transport
 
 _log = logging.getLogger(__name__)
 
@@ -29,15 +30,16 @@ def tell_ready(role: Role, ready: PeerReady, *, fabric: Fabric, instance: Instan
 
 def transport_of(name: str) -> Transport:
     """By its name in the fabric, where it may be that of a libfabric provider."""
-    names: dict[str, Transport] = {"mapped": "mapped", PROVIDERS["efa"]: "efa", PROVIDERS["verbs"]: "verbs"}
-    return names.get(name, "tcp")
+    return next((each for each in get_args(Transport) if name in (each, PROVIDERS.get(each))), "tcp")
 
 
 def why_no_better(transport: Transport, ours: Sequence[Transport], *, is_here: bool) -> str:
     """Empty where `transport` is the first of ours by which such a peer can be reached. `is_here`: on this host."""
     better = ours[: ours.index(transport)]
-    if is_here and "mapped" in better:
-        return "it is on this host, but without mapped, or another user's, or in another network namespace"
-    if rdma := [each for each in better if each != "mapped"]:
+    near = [each for each in better if each in NEAR]
+    if is_here and near:
+        without = " and ".join(near)
+        return f"it is on this host, but without {without}, or another user's, or in another network namespace"
+    if rdma := [each for each in better if each not in NEAR]:
         return f"it has no {' or '.join(rdma)}, which we have"
     return ""

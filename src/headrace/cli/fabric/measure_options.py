@@ -133,7 +133,7 @@ Transports = Annotated[
     typer.Option(
         "--transports",
         metavar="auto|LIST",
-        help="mapped, efa, verbs, tcp; auto: all that both sides have.",
+        help="mapped, shm, efa, verbs, tcp; auto: all that both sides have.",
         rich_help_panel=PANEL,
         show_default=False,
         parser=transport_list,

@@ -23,6 +23,7 @@ from headrace.fabric.measure.records import PageRates, Rest, Times, TransportMea
 from headrace.fabric.measure.session import Place, Session
 from headrace.fabric.measure.sides import Sides, far_sides, local_sides
 from headrace.fabric.native import available_transports
+from headrace.fabric.places import NEAR
 
 LAST_SESSION_S = 5.0
 """How long another machine may take to notice that our last session is over."""
@@ -34,7 +35,7 @@ def find_transports(plan: Plan, place: Place | None) -> tuple[str, ...]:
     if place is not None:
         with fresh_memories(1 << 12) as memories, _opened(memories, place) as (sides, _):
             theirs = sides.ask_second(q.Describe(), q.Described).transports
-        possible = tuple(each for each in possible if each in theirs and each != "mapped")
+        possible = tuple(each for each in possible if each in theirs and each not in NEAR)
     missing = [each for each in plan.transports if each not in possible]
     if missing:
         whose = "this machine has" if place is None else "both machines have and what reaches from one to the other"

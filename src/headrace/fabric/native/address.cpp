@@ -14,7 +14,7 @@ namespace headrace::fabric {
 namespace {
 
 constexpr std::string_view kMagic = "HRA1";
-constexpr std::size_t kMaxAddresses = 8;  // the NICs of two providers
+constexpr std::size_t kMaxAddresses = 9;  // the NICs of two providers, and shm
 
 [[noreturn]] void refuse(const std::string& why) { throw InputError("address", "not an address of a fabric: " + why); }
 
@@ -61,6 +61,13 @@ std::string Address::encode() const {
     put(wire, nic.name);
   }
   return wire;
+}
+
+std::string Address::control_of(const std::string& transport) const {
+  if (transport == "mapped") return control;
+  for (const NicAddress& nic : nics)
+    if (nic.provider == transport) return nic.name;
+  return {};
 }
 
 Address Address::decode(std::string_view wire) {

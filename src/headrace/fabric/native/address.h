@@ -11,7 +11,7 @@ namespace headrace::fabric {
 
 struct NicAddress {
   std::string provider;
-  std::string name;  // what fi_getname says
+  std::string name;  // what fi_getname says; of shm, the name of its control socket
   bool operator==(const NicAddress&) const = default;
 };
 
@@ -23,6 +23,8 @@ struct Address {
 
   bool operator==(const Address&) const = default;
   std::string encode() const;
+  // Of the control socket of a transport between peers of one host; empty where it has none.
+  std::string control_of(const std::string& transport) const;
   // Throws InputError("address", ...).
   static Address decode(std::string_view wire);
 };

@@ -39,16 +39,21 @@ std::uint64_t Owner::add_peer(const std::string& address) {
     Peer& added = peers_[id];
     added.route = std::move(route);
     added.link = std::move(link);
-    if (watch_ && added.link->transport() != "mapped" && !theirs.watch.empty()) watch_->begin(id, theirs.watch);
+    const bool is_near =
+        std::ranges::any_of(neighbours_, [&](auto& each) { return each->name() == added.link->transport(); });
+    if (watch_ && !is_near && !theirs.watch.empty()) watch_->begin(id, theirs.watch);
     share_windows();
     return id;
   });
 }
 
-// By which of its ways. Both sides find the same one: of one host mapped, then the first provider that both have.
+// By which of its ways. Both sides find the same one: of one host mapped, then shm, then the first provider that both
+// have.
 std::pair<std::string, std::unique_ptr<Link>> Owner::reach(std::uint64_t id, const Address& theirs) {
-  if (mapped_ && theirs.host == own_.host && !theirs.control.empty())
-    return {"mapped " + theirs.control, mapped_->link(id, theirs.control)};
+  for (const auto& each : neighbours_) {
+    const std::string control = theirs.host == own_.host ? theirs.control_of(each->name()) : "";
+    if (!control.empty()) return {each->name() + " " + control, each->link(id, control)};
+  }
   for (const auto& each : rails_) {
     std::vector<NicAddress> nics;
     std::ranges::copy_if(theirs.nics, std::back_inserter(nics),

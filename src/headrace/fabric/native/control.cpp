@@ -28,9 +28,12 @@ constexpr std::size_t kMaxConnections = 4096;
 constexpr std::ptrdiff_t kMaxOfOneHost = 256;  // that came over TCP: no stranger takes all the files there are
 
 // Of whom we may trust with our memory; empty for others, and for those that are gone already.
-Fd process_of(const ControlSocket& socket) {
+Process process_of(const ControlSocket& socket) {
   const auto pid = socket.trusted_pid();
-  return pid ? Fd(static_cast<int>(::syscall(SYS_pidfd_open, *pid, 0))) : Fd();
+  if (!pid) return {};
+  Fd ends(static_cast<int>(::syscall(SYS_pidfd_open, *pid, 0)));
+  if (!ends) return {};
+  return {.number = *pid, .ends = std::make_shared<const Fd>(std::move(ends))};
 }
 
 // Whatever file it is that a peer is to be woken by: it must not hold us up.
@@ -92,11 +95,11 @@ void Control::dial(std::uint64_t link, const std::string& name, Fd lane) {
     try {
       Connection made{.socket = ControlSocket(wire_, ControlSocket::dial(wire_, name)), .dialled = true};
       made.heard_at = now_ns();
-      if (wire_ == Wire::local) made.process = process_of(made.socket);
-      if (wire_ == Wire::local && !made.process)
+      if (is_local(wire_)) made.process = process_of(made.socket);
+      if (is_local(wire_) && !made.process.ends)
         throw FabricError("connect(control socket)", EPERM, "another user listens there, or nobody now");
       Frame hello{.kind = FrameKind::hello};
-      if (wire_ == Wire::local) {
+      if (is_local(wire_)) {
         hello.fds.push_back(std::move(*held));
         hello.lent.push_back(bell_);
       }
@@ -110,10 +113,19 @@ void Control::dial(std::uint64_t link, const std::string& name, Fd lane) {
   });
 }
 
-void Control::open(std::uint64_t link, std::uint64_t key) {
-  command([this, link, key] {
+void Control::open(std::uint64_t link, std::uint64_t key, std::uint64_t token) {
+  command([this, link, key, token] {
     const auto found = connections_.find(link);
-    if (found != connections_.end()) found->second.socket.send({.kind = FrameKind::open, .key = key});
+    if (found != connections_.end()) found->second.socket.send({.kind = FrameKind::open, .key = key, .length = token});
+  });
+}
+
+void Control::answer(std::uint64_t lane, std::uint64_t key, std::uint64_t token) {
+  command([this, lane, key, token] {
+    const auto found = connections_.find(lane);
+    if (found == connections_.end() || found->second.over) return;
+    const auto kind = token != 0 && may_open(key) ? FrameKind::opened : FrameKind::denied;
+    found->second.socket.send({.kind = kind, .key = key, .length = token});
   });
 }
 
@@ -178,7 +190,7 @@ void Control::wait() {
   for (auto& [id, connection] : connections_) {
     const short events = connection.socket.num_waiting() > 0 ? POLLIN | POLLOUT : POLLIN;
     waited.push_back({connection.over ? -1 : connection.socket.fd(), events, 0});
-    waited.push_back({connection.process.get(), POLLIN, 0});
+    waited.push_back({connection.process.ends ? connection.process.ends->get() : -1, POLLIN, 0});
     ids.push_back(id);
   }
   const std::uint64_t now = now_ns();
@@ -199,8 +211,8 @@ void Control::accept_all() {
     if (wire_ == Wire::tcp && !has_room(host)) continue;
     Connection come{.socket = ControlSocket(wire_, std::move(made)), .host = std::move(host)};
     come.heard_at = now_ns();
-    if (wire_ == Wire::local) come.process = process_of(come.socket);
-    if (wire_ == Wire::local && !come.process) continue;
+    if (is_local(wire_)) come.process = process_of(come.socket);
+    if (is_local(wire_) && !come.process.ends) continue;
     connections_.emplace(next_lane_++, std::move(come));
   }
   full_ = true;
@@ -223,7 +235,8 @@ void Control::read_some(std::uint64_t id) {
     if (read == ControlSocket::Read::nothing) {
       if (broken) return end(id, EPIPE, "its control connection broke");
       // A child of it may hold the connection open.
-      if (found->second.process && has_exited(found->second.process)) end(id, ECONNRESET, "its process has exited");
+      const auto& ends = found->second.process.ends;
+      if (ends && has_exited(*ends)) end(id, ECONNRESET, "its process has exited");
       return;
     }
     if (read == ControlSocket::Read::ended) return end(id, ECONNRESET, "its control connection ended");
@@ -245,10 +258,14 @@ bool Control::handle_dialled(std::uint64_t id, Connection& from, Frame& frame) {
   switch (frame.kind) {
     case FrameKind::welcome:
       if (std::exchange(from.greeted, true)) return false;
-      events_.linked(id, wire_ == Wire::local ? without_waiting(std::move(frame.fds[0])) : Fd());
+      if (wire_ == Wire::tcp) {
+        events_.linked(id, {}, Fd());
+      } else {
+        events_.linked(id, from.process, without_waiting(std::move(frame.fds[0])));
+      }
       return true;
     case FrameKind::opened:
-      events_.opened(id, frame.key, std::move(frame.fds[0]), frame.length);
+      events_.opened(id, frame.key, wire_ == Wire::local ? std::move(frame.fds[0]) : Fd(), frame.length);
       return true;
     case FrameKind::denied:
       events_.denied(id, frame.key);
@@ -267,7 +284,12 @@ bool Control::handle(std::uint64_t id, Connection& from, Frame& frame) {
   switch (frame.kind) {
     case FrameKind::open:
       if (from.socket.num_waiting() > kMaxWaiting) return false;  // it takes no answers
-      answer_open(id, from, frame.key);
+      if (wire_ == Wire::local) {
+        answer_open(id, from, frame.key);
+      } else {
+        if (may_open(frame.key)) grants_.at(frame.key).holders.insert(id);
+        events_.open_asked(id, frame.key, frame.length, from.process.number);
+      }
       return true;
     case FrameKind::closed:
       let_go(id, frame.key);
@@ -298,10 +320,14 @@ bool Control::greet(std::uint64_t id, Connection& from, Frame& frame) {
   return true;
 }
 
+bool Control::may_open(std::uint64_t key) const {
+  const auto found = grants_.find(key);
+  return found != grants_.end() && !found->second.withdrawn;
+}
+
 void Control::answer_open(std::uint64_t id, Connection& from, std::uint64_t key) {
   const auto found = grants_.find(key);
-  const bool allowed = found != grants_.end() && !found->second.withdrawn;
-  if (!allowed) return from.socket.send({.kind = FrameKind::denied, .key = key});
+  if (!may_open(key)) return from.socket.send({.kind = FrameKind::denied, .key = key});
   found->second.holders.insert(id);
   from.lane->may_count = true;  // at once: its first write is but microseconds away
   Frame opened{.kind = FrameKind::opened, .key = key, .length = found->second.length};
@@ -354,7 +380,7 @@ void Control::drop_finished() {
     const std::uint64_t id = each->first;
     Connection& connection = (each++)->second;
     if (!connection.over) continue;
-    if (holds_any(id) && connection.process && !has_exited(connection.process)) continue;
+    if (holds_any(id) && connection.process.ends && !has_exited(*connection.process.ends)) continue;
     let_go(id);
     connections_.erase(id);
   }

@@ -25,13 +25,20 @@
 
 namespace headrace::fabric {
 
+// Whoever is at the other end of a connection.
+struct Process {
+  pid_t number = 0;
+  std::shared_ptr<const Fd> ends{};  // readable once it has exited; a pidfd
+};
+
 // Called on the control thread, which holds no lock then.
 class ControlEvents {
  public:
   virtual ~ControlEvents() = default;
   // Of a connection that we dialled.
-  virtual void linked(std::uint64_t link, Fd bell) = 0;
-  virtual void opened(std::uint64_t link, std::uint64_t key, Fd memory, std::uint64_t length) = 0;
+  virtual void linked(std::uint64_t link, Process there, Fd bell) = 0;
+  // `told`: the memory's length, or a token.
+  virtual void opened(std::uint64_t link, std::uint64_t key, Fd memory, std::uint64_t told) = 0;
   virtual void denied(std::uint64_t link, std::uint64_t key) = 0;
   virtual void close_asked(std::uint64_t link, std::uint64_t key) = 0;  // unmap it, then `confirm_closed`
   virtual void silent(std::uint64_t link) = 0;
@@ -40,6 +47,8 @@ class ControlEvents {
   // Of a connection that was dialled to us.
   virtual void lane_came(std::uint64_t lane, std::shared_ptr<InLane> in, Fd bell) = 0;
   virtual void lane_left(std::uint64_t lane) = 0;
+  // Where there is no file to be handed over: `answer` it.
+  virtual void open_asked(std::uint64_t lane, std::uint64_t key, std::uint64_t token, pid_t process) = 0;
   // Nobody has the memory of `key` mapped any more.
   virtual void access_ended(std::uint64_t key) = 0;
 };
@@ -55,7 +64,8 @@ class Control {
 
   // From the owner's thread. Links are numbered by the caller. Over TCP there is no lane.
   void dial(std::uint64_t link, const std::string& name, Fd lane);
-  void open(std::uint64_t link, std::uint64_t key);
+  void open(std::uint64_t link, std::uint64_t key, std::uint64_t token);
+  void answer(std::uint64_t lane, std::uint64_t key, std::uint64_t token);  // 0: denied
   void confirm_closed(std::uint64_t link, std::uint64_t key);
   void hang_up(std::uint64_t link);  // what was open there is unmapped
   void allow(std::uint64_t key, int memory_fd, std::uint64_t length);
@@ -69,7 +79,7 @@ class Control {
   struct Connection {
     ControlSocket socket;
     std::string host{};  // where it came from, over TCP
-    Fd process{};        // pidfd of the other end
+    Process process{};
     std::shared_ptr<InLane> lane{};
     bool dialled = false;
     bool greeted = false;
@@ -97,6 +107,7 @@ class Control {
   bool greet(std::uint64_t id, Connection& from, Frame& frame);
   void answer_open(std::uint64_t id, Connection& from, std::uint64_t key);
   void end(std::uint64_t id, int code, const std::string& text);
+  bool may_open(std::uint64_t key) const;
   void let_go(std::uint64_t id);
   void let_go(std::uint64_t id, std::uint64_t key);
   void drop_finished();

@@ -25,8 +25,9 @@ std::size_t num_fds_of(Wire wire, FrameKind kind) {
     case FrameKind::hello:
       return 2;
     case FrameKind::welcome:
-    case FrameKind::opened:
       return 1;
+    case FrameKind::opened:
+      return wire == Wire::local ? 1 : 0;
     default:
       return 0;
   }
@@ -76,12 +77,12 @@ Name internet(const std::string& name) {
   return made;
 }
 
-Name of(Wire wire, const std::string& name) { return wire == Wire::local ? abstract(name) : internet(name); }
+Name of(Wire wire, const std::string& name) { return is_local(wire) ? abstract(name) : internet(name); }
 
 [[noreturn]] void fail(const char* call) { throw FabricError(call, errno, std::strerror(errno)); }
 
 Fd open_socket(Wire wire, const Name& name) {
-  const int kind = wire == Wire::local ? SOCK_SEQPACKET : SOCK_STREAM;
+  const int kind = is_local(wire) ? SOCK_SEQPACKET : SOCK_STREAM;
   Fd made(::socket(name.get()->sa_family, kind | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!made) fail("socket(control)");
   const int on = 1;
@@ -146,7 +147,7 @@ std::optional<pid_t> ControlSocket::trusted_pid() const {
 ControlSocket::Read ControlSocket::read(Frame& frame) {
   FrameHead head;
   frame.fds.clear();
-  const Read got = wire_ == Wire::local ? read_local(head, frame.fds) : read_tcp(head);
+  const Read got = is_local(wire_) ? read_local(head, frame.fds) : read_tcp(head);
   if (got != Read::frame) return got;
   const auto kind = known_kind(wire_, head, frame.fds.size());
   if (!kind) return Read::ended;

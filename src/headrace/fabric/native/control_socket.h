@@ -11,6 +11,7 @@
 //     bye                    ->        likewise, of every key
 //     beat                   <->       still alive
 //
+// Where memory is reached through endpoints in shared memory, `open` and `opened` bring their tokens instead of a file.
 // Over TCP there is no memory to hand over: only hello, welcome, bye and beats, without files.
 #pragma once
 
@@ -32,12 +33,14 @@ enum class FrameKind : std::uint32_t { hello = 1, welcome, open, opened, denied,
 struct Frame {
   FrameKind kind = FrameKind::hello;
   std::uint64_t key = 0;
-  std::uint64_t length = 0;
+  std::uint64_t length = 0;  // or a token
   std::vector<Fd> fds{};
   std::vector<int> lent{};  // sent behind those; they stay open as long as the socket, and cost no file of ours
 };
 
-enum class Wire { local, tcp };
+enum class Wire { local, shm, tcp };
+
+inline bool is_local(Wire wire) { return wire != Wire::tcp; }
 
 // What a frame is on the wire, and whether it is one: a known kind with the files that belong to it.
 struct FrameHead {

@@ -22,6 +22,7 @@ namespace headrace::fabric {
 namespace {
 
 constexpr std::size_t kQueueSize = 8192;
+constexpr std::size_t kShmQueueSize = 256;  // of one endpoint for each peer
 constexpr std::size_t kBatch = 64;
 constexpr std::uint64_t kHangUp = 2'000'000'000;  // what is in the sockets is read first: megabytes at most
 // Ops that failed may complete in error a second time: they rest this long before they are used again.
@@ -45,6 +46,8 @@ fi_info* ask(const std::string& provider, const Local& local, bool on_device) {
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
   if (!asked.domain.empty()) hints->domain_attr->name = ::strdup(asked.domain.c_str());
   hints->fabric_attr->prov_name = ::strdup(provider.c_str());
+  hints->tx_attr->size = asked.num_out;
+  hints->rx_attr->size = asked.num_in;
   fi_info* info = nullptr;
   const int rc = fi_getinfo(asked.api, or_null(asked.address), or_null(asked.port),
                             asked.address.empty() ? 0 : FI_SOURCE, hints.get(), &info);
@@ -76,7 +79,6 @@ bool has_provider(const std::string& provider) {
 
 Endpoint::Endpoint(const std::string& provider, const Local& local, std::shared_ptr<CudaDevice> device)
     : device_(std::move(device)) {
-  const SignalHandlers handlers;  // put back at the end: providers install their own
   open(provider, local);
   read_traits();
   require_traits(traits_);
@@ -142,13 +144,17 @@ void Endpoint::open(const std::string& provider, const Local& local) {
   check("fi_av_open", fi_av_open(domain, &av_attr, &addresses, nullptr));
   addresses_.reset(addresses);
   fi_cq_attr cq_attr{};
-  cq_attr.size = kQueueSize;
+  const bool is_shm = Traits{.provider = provider}.is_shm();
+  cq_attr.size = is_shm ? kShmQueueSize : kQueueSize;
   cq_attr.format = FI_CQ_FORMAT_DATA;
-  cq_attr.wait_obj = FI_WAIT_FD;
+  cq_attr.wait_obj = is_shm ? FI_WAIT_NONE : FI_WAIT_FD;
   fid_cq* queue = nullptr;
-  int rc = fi_cq_open(domain, &cq_attr, &queue, nullptr);
-  const bool wakes = rc != -FI_ENOSYS;
-  if (!wakes) {  // efa before libfabric 2.5: its owner has to look
+  // shm has nothing to sleep on, nor has efa before libfabric 2.5: their owner has to look.
+  bool wakes = !is_shm;
+  int rc = -FI_ENOSYS;
+  if (wakes) rc = fi_cq_open(domain, &cq_attr, &queue, nullptr);
+  if (rc == -FI_ENOSYS) {
+    wakes = false;
     cq_attr.wait_obj = FI_WAIT_NONE;
     rc = fi_cq_open(domain, &cq_attr, &queue, nullptr);
   }
@@ -159,6 +165,10 @@ void Endpoint::open(const std::string& provider, const Local& local) {
   endpoint_.reset(endpoint);
   check("fi_ep_bind(av)", fi_ep_bind(endpoint, &addresses->fid, 0));
   check("fi_ep_bind(cq)", fi_ep_bind(endpoint, &queue->fid, FI_TRANSMIT | FI_RECV));
+  if (!local.name.empty()) {
+    std::string name = local.name;
+    check("fi_setname", fi_setname(&endpoint->fid, name.data(), name.size() + 1));
+  }
   check("fi_enable", fi_enable(endpoint));
   if (wakes) check("fi_control(FI_GETWAIT)", fi_control(&queue->fid, FI_GETWAIT, &wait_fd_));
 }
@@ -198,26 +208,26 @@ bool Endpoint::emulates_writes() {
 
 fi_addr_t Endpoint::insert(const std::string& address) {
   fi_addr_t inserted = FI_ADDR_UNSPEC;
-  const bool fits = address.size() == name_.size();
+  const bool fits = traits_.is_shm() || address.size() == name_.size();
   if (!fits || fi_av_insert(addresses_.get(), address.data(), 1, &inserted, 0, nullptr) != 1)
     throw InputError("address",
                      "not an address of " + traits_.provider + " (" + std::to_string(name_.size()) + " bytes)");
   return inserted;
 }
 
-Registration Endpoint::register_shared(std::byte* data, std::size_t length, std::uint64_t access) {
-  return register_memory(device_.get(), data, length, access);
+Registration Endpoint::register_shared(std::byte* data, std::size_t length, std::uint64_t access, std::uint64_t key) {
+  return register_memory(device_.get(), data, length, access, key);
 }
 
 Registration Endpoint::register_memory(const CudaDevice* device, std::byte* data, std::size_t length,
-                                       std::uint64_t access) {
+                                       std::uint64_t access, std::uint64_t key) {
   fid_mr* region = nullptr;
   long rc = -FI_ENOKEY;
   // Where we choose the keys, two may collide; another draw will not.
   for (int draw = 0; draw < 8 && rc == -FI_ENOKEY; ++draw) {
-    const std::uint64_t key = traits_.provider_keys ? 0 : random_key(traits_.mr_key_size);
-    rc = device != nullptr ? register_cuda(domain_.get(), *device, data, length, access, key, &region)
-                           : fi_mr_reg(domain_.get(), data, length, access, 0, key, 0, &region, nullptr);
+    const std::uint64_t drawn = traits_.provider_keys ? 0 : key != 0 ? key : random_key(traits_.mr_key_size);
+    rc = device != nullptr ? register_cuda(domain_.get(), *device, data, length, access, drawn, &region)
+                           : fi_mr_reg(domain_.get(), data, length, access, 0, drawn, 0, &region, nullptr);
   }
   check("fi_mr_reg", rc);
   Registration registration{.region = Opened<fid_mr>(region), .key = fi_mr_key(region)};
@@ -230,6 +240,7 @@ Registration Endpoint::register_memory(const CudaDevice* device, std::byte* data
 }
 
 Op* Endpoint::take(OpKind kind) {
+  ++num_taken_;
   auto& free = free_[static_cast<std::size_t>(kind)];
   if (free.empty()) grow(kind);
   Op* op = free.back();
@@ -256,6 +267,7 @@ void Endpoint::grow(OpKind kind) {
 }
 
 void Endpoint::recycle(Op* op, bool failed) {
+  --num_taken_;
   op->state = OpState::free;
   op->transfer.reset();
   op->message.reset();
@@ -278,6 +290,12 @@ void Endpoint::abandon(std::uint64_t peer) {
       op.message.reset();
     }
   }
+}
+
+void Endpoint::fail_all(int code, const std::string& text, std::vector<Completion>& completions) {
+  for (auto& chunk : chunks_)
+    for (Op& op : chunk->ops)
+      if (op.state == OpState::live) completions.push_back({.endpoint = this, .op = &op, .code = code, .text = text});
 }
 
 // The op of a completion, if anybody waits for it.

@@ -1,6 +1,6 @@
-// The one libfabric endpoint: opened objects, traits, registrations, posts and completions. Owns every fi_* object and
+// One libfabric endpoint: opened objects, traits, registrations, posts and completions. Owns every fi_* object and
 // the contexts of operations in flight; knows neither peers nor transfers. Owner thread only (FI_THREAD_DOMAIN), except
-// for the constructor, which runs before that thread starts.
+// for the constructor, which may run before that thread starts.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -82,6 +82,7 @@ bool has_provider(const std::string& provider);
 class Endpoint {
  public:
   // `local` is the address to bind to. With a device, what is shared and sent is its memory; messages never are.
+  // Providers install handlers of signals with their first endpoint: keep ours by SignalHandlers.
   Endpoint(const std::string& provider, const Local& local, std::shared_ptr<CudaDevice> device = nullptr);
   ~Endpoint();
 
@@ -91,7 +92,8 @@ class Endpoint {
   // There is no removal: fi_av_remove closes the peer's connection, and 1.17 crashes when a write of that peer is half
   // received (see hang_up). The entry stays for the endpoint's life; the same address gives the same entry again.
   fi_addr_t insert(const std::string& address);
-  Registration register_shared(std::byte* data, std::size_t length, std::uint64_t access);
+  // By `key`, where the provider leaves that to us and it is not 0: that is a random one.
+  Registration register_shared(std::byte* data, std::size_t length, std::uint64_t access, std::uint64_t key = 0);
   // What writes from here take their bytes from, where the provider wants to know.
   void register_source(std::byte* data, std::size_t length);
 
@@ -101,6 +103,9 @@ class Endpoint {
   // Writes and sends to `peer` complete for nobody from here on.
   void abandon(std::uint64_t peer);
   std::uint64_t num_abandoned() const { return num_abandoned_; }
+  std::uint64_t num_taken() const { return num_taken_; }
+  // Nothing that is under way will complete any more: each with this code and text, to be recycled.
+  void fail_all(int code, const std::string& text, std::vector<Completion>& completions);
 
   // All three return 0, -FI_EAGAIN or a negative errno; the op stays the caller's unless 0.
   long post_write(Op* op, fi_addr_t to, const std::byte* from, std::size_t length, std::uint32_t imm,
@@ -126,7 +131,8 @@ class Endpoint {
     Registration registration;
   };
 
-  Registration register_memory(const CudaDevice* device, std::byte* data, std::size_t length, std::uint64_t access);
+  Registration register_memory(const CudaDevice* device, std::byte* data, std::size_t length, std::uint64_t access,
+                               std::uint64_t key = 0);
   void open(const std::string& provider, const Local& local);
   void read_traits();
   bool emulates_writes();
@@ -155,6 +161,7 @@ class Endpoint {
   std::array<std::vector<Op*>, 3> free_;
   std::deque<Op*> retired_;
   std::uint64_t num_abandoned_ = 0;
+  std::uint64_t num_taken_ = 0;
 };
 
 }  // namespace headrace::fabric

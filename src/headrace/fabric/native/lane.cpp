@@ -166,4 +166,25 @@ void InLane::cut_off() { end_ = tails(); }
 
 bool InLane::made_room() { return head().writer_waits.load() != 0 && head().writer_waits.exchange(0) != 0; }
 
+bool OutLane::leave(bool for_reader) {
+  if (for_reader) head().visits.store(++visits_);
+  head().inside.store(0);
+  return head().answers.load() != visits_;
+}
+
+bool OutLane::may_hear() const { return head().answers.load() != heard_ && head().inside.load() == 0; }
+
+bool InLane::try_enter() {
+  if (!enter()) return false;
+  visited_ = head().visits.load();
+  return true;
+}
+
+void InLane::leave() {
+  head().answers.store(visited_);
+  head().inside.store(0);
+}
+
+bool InLane::may_visit() const { return head().visits.load() != visited_ && head().inside.load() == 0; }
+
 }  // namespace headrace::fabric

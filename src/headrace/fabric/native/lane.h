@@ -1,12 +1,13 @@
 // A lane: what one process tells another through memory that both have mapped. The writer makes it; imms of writes that
 // have landed and fragments of messages go one way, two wake-up words both ways. Owns the mapping; knows no sockets.
-// Each end is used by one thread, its owner.
+// Each end is used by one thread, its owner. Where something else lies beside the lane that only one of both may touch
+// at a time, each enters it by turns, or not at all: nobody waits for another who may have been stopped in there.
 //
 // The other end is another process, which may be at fault: whatever it stores, no index leaves the rings.
 //
 // No wake-up is lost: the writer stores a tail and then looks whether the reader sleeps, the reader says that it sleeps
-// and then looks at the tails; likewise, with full rings, the heads and `writer_waits`. All are sequentially
-// consistent.
+// and then looks at the tails; likewise, with full rings, the heads and `writer_waits`, and with both the visits,
+// answers and who is inside. All are sequentially consistent.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace headrace::fabric {
@@ -26,6 +28,9 @@ struct LaneHead {
   std::atomic<std::uint64_t> byte_head;
   alignas(64) std::atomic<std::uint32_t> reader_sleeps;
   alignas(64) std::atomic<std::uint32_t> writer_waits;
+  alignas(64) std::atomic<std::uint32_t> inside;
+  std::atomic<std::uint64_t> visits;   // of the writer
+  std::atomic<std::uint64_t> answers;  // of the reader: the last of the visits that it has seen
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -47,6 +52,10 @@ class Lane {
   LaneHead& head() const { return *static_cast<LaneHead*>(memory_); }
   std::uint32_t* imms() const;
   std::byte* bytes() const;
+  bool enter() const {
+    std::uint32_t nobody = 0;
+    return head().inside.compare_exchange_strong(nobody, 1);
+  }
 
  private:
   void map();
@@ -67,6 +76,17 @@ class OutLane : public Lane {
   // little to read.
   bool must_wake(bool may_wait);
 
+  // False: the reader is inside. `leave` when done there, the reader having something to do or not. True: it has, and
+  // may have gone to sleep because we were inside.
+  bool try_enter() { return enter(); }
+  bool leave(bool for_reader);
+  // The reader was inside since we last heard of it, and is no more.
+  bool may_hear() const;
+  bool hear() { return std::exchange(heard_, head().answers.load()) != heard_; }
+  bool is_free() const { return head().inside.load() == 0; }
+  // From here on the reader rings once it has been inside.
+  void await() { head().writer_waits.store(1); }
+
  private:
   template <class Full>
   bool no_room(Full full);
@@ -76,6 +96,8 @@ class OutLane : public Lane {
   std::uint64_t imm_tail_ = 0;
   std::uint64_t byte_tail_ = 0;
   std::uint64_t imm_head_seen_ = 0;  // the reader's, as far as we last looked
+  std::uint64_t visits_ = 0;
+  std::uint64_t heard_ = 0;
 };
 
 class InLane : public Lane {
@@ -93,6 +115,11 @@ class InLane : public Lane {
   // What the writer has shown by now is read, and nothing that it shows later.
   void cut_off();
 
+  // As of OutLane. `leave` answers.
+  bool try_enter();
+  void leave();
+  bool may_visit() const;  // the writer left something inside, and is no more
+
   // Whether its writer has been given access to our memory; else nothing that it tells has landed.
   std::atomic<bool> may_count{false};
 
@@ -109,6 +136,7 @@ class InLane : public Lane {
   std::optional<Tails> end_;    // of what is cut off
   std::uint64_t imm_head_ = 0;  // ours: the writer cannot move them
   std::uint64_t byte_head_ = 0;
+  std::uint64_t visited_ = 0;
 };
 
 }  // namespace headrace::fabric

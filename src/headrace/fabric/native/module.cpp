@@ -27,6 +27,7 @@ using Providers = std::vector<std::pair<std::string, std::vector<std::pair<std::
 // As Python gives it.
 struct Setup {
   std::string control;
+  std::string shm;
   std::string watch;
   double silence_s = 2.0;
   std::vector<int> cpus;
@@ -39,6 +40,7 @@ class Engine {
   Engine(int memory_fd, std::int64_t length, const Setup& setup, const Engine* beside) {
     const auto bytes = static_cast<std::size_t>(within("length", length, 1));
     Transports transports{.control = setup.control,
+                          .shm = setup.shm,
                           .watch = setup.watch,
                           .silence_ns = static_cast<std::uint64_t>(setup.silence_s * 1e9),
                           .cpus = setup.cpus};
@@ -412,12 +414,13 @@ NB_MODULE(_native, module) {
   nb::class_<Setup>(module, "Setup")
       .def(
           "__init__",
-          [](Setup* made, std::string control, std::string watch, double silence_s, std::vector<int> cpus,
-             std::optional<int> cuda_device, Providers providers) {
-            new (made) Setup{std::move(control), std::move(watch), silence_s,
-                             std::move(cpus),    cuda_device,      std::move(providers)};
+          [](Setup* made, std::string control, std::string shm, std::string watch, double silence_s,
+             std::vector<int> cpus, std::optional<int> cuda_device, Providers providers) {
+            new (made) Setup{std::move(control), std::move(shm), std::move(watch),    silence_s,
+                             std::move(cpus),    cuda_device,    std::move(providers)};
           },
-          nb::kw_only(), "control"_a, "watch"_a, "silence_s"_a, "cpus"_a, "cuda_device"_a.none(), "providers"_a);
+          nb::kw_only(), "control"_a, "shm"_a, "watch"_a, "silence_s"_a, "cpus"_a, "cuda_device"_a.none(),
+          "providers"_a);
   nb::class_<Engine> engine(module, "Engine");
   engine.def(nb::init<int, std::int64_t, const Setup&, const Engine*>(), "memory_fd"_a, "length"_a, "setup"_a,
              "beside"_a.none());

@@ -12,6 +12,8 @@
 #include "clock.h"
 #include "errors.h"
 #include "keys.h"
+#include "mapped.h"
+#include "shm.h"
 #include "signals.h"
 
 namespace headrace::fabric {
@@ -61,15 +63,7 @@ Owner::Owner(int memory_fd, std::size_t length, const Transports& transports, co
     traits_.push_back(rails_.back()->traits());
     for (NicAddress& nic : rails_.back()->addresses()) own_.nics.push_back(std::move(nic));
   }
-  if (!transports.control.empty()) {
-    own_.control = transports.control;
-    const Mapped::Owner owner{.news = peer_news(),
-                              .revoked = [this](std::uint64_t peer) { events_->append(Revoked{peer}); },
-                              .may_retry = [this](std::uint64_t peer) { peer_of(peer).parked_until = 0; },
-                              .device = transports.device};
-    mapped_ = std::make_unique<Mapped>(own_.control, bell_.fd(), memory_fd_.get(), memory_.length(), sender_,
-                                       transports.silence_ns, owner);
-  }
+  meet_neighbours(transports);
   if (!transports.watch.empty()) {
     own_.watch = transports.watch;
     watch_ = std::make_unique<Watch>(own_.watch, transports.silence_ns, peer_news());
@@ -79,6 +73,29 @@ Owner::Owner(int memory_fd, std::size_t length, const Transports& transports, co
   thread_ = std::thread([this] { run(); });
   ::pthread_setname_np(thread_.native_handle(), "headrace-fabric");
   pin(thread_, transports.cpus);
+}
+
+void Owner::meet_neighbours(const Transports& transports) {
+  const Neighbours::Owner owner{.news = peer_news(),
+                                .revoked = [this](std::uint64_t peer) { events_->append(Revoked{peer}); },
+                                .may_retry = [this](std::uint64_t peer) { peer_of(peer).parked_until = 0; },
+                                .complete = [this](Completion& completion) { complete(completion, now_ns()); }};
+  const auto place = [&](std::string& control) {
+    return Neighbours::Place{
+        .control = control, .bell = bell_.fd(), .sender = sender_, .silence_ns = transports.silence_ns};
+  };
+  if (!transports.control.empty()) {
+    own_.control = transports.control;
+    neighbours_.push_back(
+        std::make_unique<Mapped>(place(own_.control), memory_fd_.get(), memory_.length(), transports.device, owner));
+  }
+  if (!transports.shm.empty()) {
+    std::string control = transports.shm;
+    auto shm = std::make_unique<Shm>(place(control), memory_.data(), memory_.length(), owner);
+    traits_.push_back(shm->traits());
+    own_.nics.push_back({.provider = shm->name(), .name = std::move(control)});
+    neighbours_.push_back(std::move(shm));
+  }
 }
 
 Owner::~Owner() { stop(); }
@@ -102,7 +119,7 @@ void Owner::leave_to_parent() {
   new std::thread(std::move(thread_));
   new std::map<std::uint64_t, Peer>(std::move(peers_));
   for (auto& each : rails_) each.release();
-  mapped_.release();
+  for (auto& each : neighbours_) each.release();
   watch_.release();
 }
 
@@ -230,15 +247,19 @@ void Owner::sleep() {
   }
   if (rally_ && rally_->sent_at == 0) until = std::min(until, rally_->next_at);
   if (!deadlines_.empty()) until = std::min(until, deadlines_.begin()->first);
-  for (const std::uint64_t next :
-       {watch_ ? watch_->dial_again(now_ns()) : 0, mapped_ ? mapped_->dial_again(now_ns()) : 0})
+  const auto dial_again = [&](auto& those) {
+    const std::uint64_t next = those->dial_again(now_ns());
     if (next > 0) until = std::min(until, next);
+  };
+  if (watch_) dial_again(watch_);
+  for (auto& each : neighbours_) dial_again(each);
   for (const auto& each : rails_) each->keep_alive(now_ns());
   bell_.lie_down(gate);
-  if (mapped_) mapped_->lie_down();
+  for (auto& each : neighbours_) each->lie_down();
   if (may_sleep(gate)) {
     std::vector<int> fds{bell_.fd()};
     for (const auto& each : rails_) each->add_wait_fds(fds);
+    for (const auto& each : neighbours_) each->add_wait_fds(fds);
     std::vector<pollfd> waited;
     for (const int fd : fds) waited.push_back({fd, POLLIN, 0});
     const std::uint64_t now = now_ns();
@@ -251,15 +272,16 @@ void Owner::sleep() {
     if (num_ready > 0)
       for (auto& [id, peer] : peers_) peer.may_retry = true;
   }
-  if (mapped_) mapped_->get_up();
+  for (auto& each : neighbours_) each->get_up();
   bell_.get_up();
   num_idle_turns_ = 0;
 }
 
 // Asked when whoever brings work would ring already.
 bool Owner::may_sleep(std::uint64_t gate) {
-  if (has_commands_ || bell_.layers() >= gate || (mapped_ && mapped_->has_news())) return false;
-  return std::ranges::all_of(rails_, [](auto& each) { return each->may_sleep(); });
+  if (has_commands_ || bell_.layers() >= gate) return false;
+  const auto may_sleep = [](auto& each) { return each->may_sleep(); };
+  return std::ranges::all_of(neighbours_, may_sleep) && std::ranges::all_of(rails_, may_sleep);
 }
 
 void Owner::give_all_up(const std::string& why) {
@@ -288,7 +310,7 @@ void Owner::shut_down() {
     peer.link.reset();
   }
   // Before it says goodbye for us nothing of ours may write any more, and no command comes from it afterwards.
-  if (mapped_) mapped_->stop();
+  for (auto& each : neighbours_) each->stop();
   if (watch_) watch_->stop();
   rails_.clear();
 }

@@ -35,9 +35,9 @@
 #include "events.h"
 #include "fds.h"
 #include "link.h"
-#include "mapped.h"
 #include "memory.h"
 #include "messages.h"
+#include "neighbours.h"
 #include "rails.h"
 #include "transfers.h"
 #include "wake.h"
@@ -48,6 +48,7 @@ namespace headrace::fabric {
 // Where and how peers may reach us, and where our thread runs.
 struct Transports {
   std::string control;                   // name of our local control socket; empty: our memory is not mapped by others
+  std::string shm;                       // likewise, of that of libfabric's shm
   std::string watch;                     // where to listen for TCP control connections, "host:port"; empty: nowhere
   std::uint64_t silence_ns = 0;          // after which a peer is told silent
   std::vector<int> cpus;                 // empty: wherever the scheduler puts it
@@ -230,6 +231,7 @@ class Owner {
   std::pair<std::string, std::unique_ptr<Link>> reach(std::uint64_t id, const Address& theirs);
   std::uint64_t cuts(const Peer& peer, std::uint64_t length) const;
   PeerNews peer_news();
+  void meet_neighbours(const Transports& transports);
   void peer_lost(std::uint64_t peer, int code, const std::string& text);
   void end_late(std::uint64_t now);
   const std::shared_ptr<Transfer>& transfer_of(std::uint64_t transfer);
@@ -258,8 +260,8 @@ class Owner {
   std::exception_ptr failure_;
   std::vector<std::uint64_t> told_;  // transfers whose end was drained: their ids end before the next command
   std::atomic<bool> has_commands_{false};
-  std::vector<std::unique_ptr<Rails>> rails_;  // by preference
-  std::unique_ptr<Mapped> mapped_;
+  std::vector<std::unique_ptr<Rails>> rails_;            // by preference
+  std::vector<std::unique_ptr<Neighbours>> neighbours_;  // likewise, and before those
   std::unique_ptr<Watch> watch_;
   Address own_;
   std::string address_;

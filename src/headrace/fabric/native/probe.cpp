@@ -84,11 +84,11 @@ bool Owner::hit(const Ball& ball) {
   if (found == peers_.end()) return false;
   Peer& peer = found->second;
   const Posted post = peer.link->post_write(found->first, memory_.data(), ball.write);
+  peer.link->flush(false);
   const bool under_way = post.kind == Posted::Kind::under_way;
   if (!under_way && post.kind != Posted::Kind::finished) return false;
   peer.num_writes_outstanding += under_way;
   ball.transfer->num_outstanding += under_way;
-  peer.link->flush(false);
   return true;
 }
 

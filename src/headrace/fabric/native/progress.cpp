@@ -31,9 +31,10 @@ std::string described(const Posted& post) { return std::string(post.call) + ": "
 }  // namespace
 
 bool Owner::read_all() {
-  bool any = mapped_ && read_lanes();
+  bool any = read_lanes();
   // A look at a completion queue is dear beside one at a lane.
-  const bool lanes_only = mapped_ && std::ranges::all_of(peers_, [](auto& each) { return each.second.window == 0; });
+  const bool lanes_only =
+      !neighbours_.empty() && std::ranges::all_of(peers_, [](auto& each) { return each.second.window == 0; });
   if (!lanes_only || ++num_idle_turns_ % kIdleLook == 1) any |= read_completions();
   return any;
 }
@@ -44,11 +45,15 @@ bool Owner::read_lanes() {
     if (now == 0) now = now_ns();
     this->arrived(imm, count, now);
   };
-  return mapped_->read(arrived, [this](std::span<const std::byte> fragment) { receive(fragment); });
+  bool any = false;
+  for (auto& each : neighbours_)
+    any |= each->read(arrived, [this](std::span<const std::byte> fragment) { receive(fragment); });
+  return any;
 }
 
 bool Owner::read_completions() {
   completions_.clear();
+  for (auto& each : neighbours_) each->read_completions(completions_);
   for (auto& each : rails_) each->read(completions_);
   if (completions_.empty()) return false;
   const std::uint64_t now = now_ns();
@@ -127,6 +132,8 @@ void Owner::receive(std::span<const std::byte> fragment) {
 
 void Owner::share_windows() {
   for (auto& [id, peer] : peers_) {
+    for (const auto& each : neighbours_)
+      if (each->name() == peer.link->transport()) peer.window = each->window();
     for (const auto& each : rails_)
       if (each->provider() == peer.link->transport()) peer.window = each->window(peers_.size());
   }

@@ -34,6 +34,7 @@ struct Traits {
   bool wait_fd = false;
 
   bool is_efa() const { return provider.starts_with("efa"); }
+  bool is_shm() const { return provider == "shm"; }
   bool is_verbs() const { return provider.starts_with("verbs"); }
   // A NIC writes into our memory. It does so until the registration is closed, and never afterwards.
   bool is_rdma() const { return is_efa() || is_verbs(); }
@@ -42,16 +43,22 @@ struct Traits {
 // Where to listen. An empty node is the provider's choice, port 0 a fresh one. efa has neither addresses nor ports that
 // could be chosen: there the node is a NIC's name.
 struct Local {
-  std::string node;
+  std::string node{};
   std::uint16_t port = 0;
+  std::string name{};  // of shm's file
 };
+
+// Writes of one shm endpoint that may be under way.
+constexpr std::uint64_t kShmWrites = 32;
 
 struct Asked {
   std::uint32_t api = 0;
   std::uint64_t caps = 0;
   std::string address{};  // to bind to
   std::string port{};
-  std::string domain{};  // of that name alone
+  std::string domain{};     // of that name alone
+  std::uint64_t num_out{};  // room for so many, 0: as many as the provider likes
+  std::uint64_t num_in{};
 };
 Asked plan_ask(const std::string& provider, const Local& local, bool on_device);
 

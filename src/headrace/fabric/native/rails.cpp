@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "errors.h"
+#include "signals.h"
 
 namespace headrace::fabric {
 namespace {
@@ -27,6 +28,7 @@ Posted posted(long rc, const char* call) {
 
 Rails::Rails(const std::string& provider, const std::vector<Local>& locals, SourceMemory memory, std::uint64_t sender)
     : provider_(provider), memory_(memory), sender_(sender), num_receives_(locals.size()) {
+  const SignalHandlers handlers;  // put back at the end: providers install their own
   for (const Local& local : locals) {
     nics_.push_back(std::make_unique<Endpoint>(provider, local, memory.device));
     nics_.back()->register_source(memory.data, memory.length);

@@ -57,7 +57,7 @@ void Watch::News::with_peer(std::uint64_t link, std::function<void(std::uint64_t
   });
 }
 
-void Watch::News::linked(std::uint64_t link, Fd) {
+void Watch::News::linked(std::uint64_t link, Process, Fd) {
   with_peer(link, [](std::uint64_t, Watched& watched) { watched.lost = false; });
 }
 

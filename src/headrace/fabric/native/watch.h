@@ -41,7 +41,7 @@ class Watch {
   class News final : public ControlEvents {
    public:
     explicit News(Watch& watch) : watch_(watch) {}
-    void linked(std::uint64_t link, Fd bell) override;
+    void linked(std::uint64_t link, Process there, Fd bell) override;
     void silent(std::uint64_t link) override;
     void heard(std::uint64_t link) override;
     void lost(std::uint64_t link, int code, const std::string& text) override;
@@ -51,6 +51,7 @@ class Watch {
     void close_asked(std::uint64_t, std::uint64_t) override {}
     void lane_came(std::uint64_t, std::shared_ptr<InLane>, Fd) override {}
     void lane_left(std::uint64_t) override {}
+    void open_asked(std::uint64_t, std::uint64_t, std::uint64_t, pid_t) override {}
     void access_ended(std::uint64_t) override {}
 
    private:
