@@ -38,7 +38,7 @@ test-hosts: setup
 	@$(BIN)/python -m pytest -m hosts tests/hosts $(ARGS)
 
 test-transports: setup
-	HEADRACE_TRANSPORTS=mapped,tcp $(BIN)/python -m pytest -m serving -o faulthandler_timeout=900 tests/serving $(ARGS)
+	HEADRACE_TRANSPORTS=mapped,shm,tcp $(BIN)/python -m pytest -m serving -o faulthandler_timeout=900 tests/serving $(ARGS)
 
 soak: setup
 	HEADRACE_HISTORIES=100000 HEADRACE_SOAK_GIB=24 $(BIN)/python -m pytest -n $(WORKERS) -o timeout=3600 -o faulthandler_timeout=7200 \

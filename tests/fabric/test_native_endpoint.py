@@ -43,6 +43,16 @@ def test_the_traits_say_what_tcp_can_do(memory_fd: int) -> None:
     fabric.close()
 
 
+def test_the_traits_say_what_shm_can_do(memory_fd: int) -> None:
+    fabric = NativeFabric(memory_fd, LENGTH, transports=("shm",), nodes=())
+    (traits,) = fabric.traits
+    assert traits.provider == "shm" and traits.virtual_addressing
+    assert not traits.wait_fd, "then the owner could sleep on it"
+    assert not traits.provider_keys and not traits.local_registration
+    assert (traits.mr_key_size, traits.tx_size, traits.rx_size) == (8, 32, 64)
+    fabric.close()
+
+
 def test_unknown_transports_and_foreign_nodes_are_refused(memory_fd: int) -> None:
     with pytest.raises(InputError, match=r"transports: must be of mapped, .* has 'steam'"):
         NativeFabric(memory_fd, LENGTH, transports=("steam",))  # type: ignore[arg-type]
@@ -85,7 +95,11 @@ def test_each_peer_is_reached_by_the_first_transport_that_both_have(memory_fd: i
     assert both.transport(both.add_peer(mapped.address)) == "mapped"
     assert both.transport(both.add_peer(tcp.address)) == "tcp;ofi_rxm"
     assert tcp.transport(tcp.add_peer(both.address)) == "tcp;ofi_rxm"
-    for each in (both, mapped, tcp):
+    three, shm = (NativeFabric(memory_fd, LENGTH, transports=(*some, "tcp")) for some in (("mapped", "shm"), ("shm",)))
+    assert three.transport(three.add_peer(both.address)) == "mapped"
+    assert shm.transport(shm.add_peer(both.address)) == "tcp;ofi_rxm"
+    assert three.transport(three.add_peer(shm.address)) == "shm" == shm.transport(shm.add_peer(three.address))
+    for each in (both, mapped, tcp, three, shm):
         each.close()
 
 

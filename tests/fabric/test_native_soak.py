@@ -75,7 +75,7 @@ def submit(writer: Writer, reader: Reader, imm: int, writes: PageWrites) -> Tran
     return transfer
 
 
-@pytest.mark.parametrize("transport", ["mapped", "tcp"])
+@pytest.mark.parametrize("transport", ["mapped", "shm", "tcp"])
 def test_a_long_life_with_cancels_and_restarts_loses_no_byte_and_no_count(transport: Transport) -> None:
     rng = random.Random(5)
     writer = Writer(transport)

@@ -54,8 +54,9 @@ bool read_all(ControlSocket& socket, Wire wire) {
     const auto read = socket.read(frame);
     if (read != ControlSocket::Read::frame) return read == ControlSocket::Read::nothing;
     require(frame.kind >= FrameKind::hello && frame.kind <= FrameKind::beat);
-    const bool brings = wire == Wire::local && (frame.kind == FrameKind::welcome || frame.kind == FrameKind::opened);
-    require(frame.fds.size() == (wire == Wire::local && frame.kind == FrameKind::hello ? 2 : brings ? 1 : 0));
+    const bool brings = (is_local(wire) && frame.kind == FrameKind::welcome) ||
+                        (wire == Wire::local && frame.kind == FrameKind::opened);
+    require(frame.fds.size() == (is_local(wire) && frame.kind == FrameKind::hello ? 2 : brings ? 1 : 0));
     for (const Fd& each : frame.fds) require(::fcntl(each.get(), F_GETFD) == FD_CLOEXEC);
   }
 }
@@ -65,11 +66,11 @@ bool read_all(ControlSocket& socket, Wire wire) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const int file = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   Fuzzed fuzzed(data, size);
-  const Wire wire = fuzzed.take<std::uint8_t>() % 2 == 0 ? Wire::local : Wire::tcp;
+  const Wire wire = std::array{Wire::local, Wire::tcp, Wire::shm}[fuzzed.take<std::uint8_t>() % 3];
   const int before = next_file();
   {
     std::array<int, 2> ends{};
-    const int kind = wire == Wire::local ? SOCK_SEQPACKET : SOCK_STREAM;
+    const int kind = is_local(wire) ? SOCK_SEQPACKET : SOCK_STREAM;
     require(::socketpair(AF_UNIX, kind | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) == 0);
     const Fd theirs(ends[0]);
     ControlSocket ours(wire, Fd(ends[1]));
@@ -77,7 +78,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const std::size_t length = fuzzed.take<std::uint8_t>();
       const std::size_t num_files = fuzzed.take<std::uint8_t>() % (kMostFiles + 1);
       const auto bytes = fuzzed.bytes(length);
-      send_piece(theirs.get(), bytes, wire == Wire::local ? num_files : 0, file);
+      send_piece(theirs.get(), bytes, is_local(wire) ? num_files : 0, file);
       lives = read_all(ours, wire);
     }
   }

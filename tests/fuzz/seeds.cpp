@@ -27,17 +27,20 @@ void addresses(const std::filesystem::path& folder) {
   write(folder, "one_host", address.encode());
   for (int i = 0; i < 3; ++i) address.nics.push_back({"tcp;ofi_rxm", std::string(16, static_cast<char>(i))});
   write(folder, "three_nics", address.encode());
+  address.nics.push_back({"shm", "headrace-0-shm-0123456789abcdef"});
+  write(folder, "three_nics_and_shm", address.encode());
   write(folder, "nothing", Address{}.encode());
 }
 
 // Pieces of fuzz_frames, of one frame each.
 void frames(const std::filesystem::path& folder) {
-  for (const char wire : {0, 1}) {
+  for (const char wire : {0, 1, 2}) {
     for (std::uint32_t kind = 0; kind <= 10; ++kind) {
       std::string pieces(1, wire);
       for (const std::uint32_t each : {kind, std::uint32_t{9}}) {
         const FrameHead head{.magic = 0x48524331, .kind = each, .key = 77, .length = 4096};
-        const char num_files = wire != 0 ? 0 : each == 1 ? 2 : each == 2 || each == 4 ? 1 : 0;
+        const bool brings = each == 2 || (each == 4 && wire == 0);
+        const char num_files = wire == 1 ? 0 : each == 1 ? 2 : brings ? 1 : 0;
         pieces += std::string{static_cast<char>(sizeof head), num_files} + raw(head);
       }
       write(folder, std::to_string(wire) + "_" + std::to_string(kind), pieces);

@@ -27,7 +27,8 @@ Asked plan_ask(const std::string& provider, const Local& local, bool on_device) 
     if (!local.node.empty()) asked.domain = local.node + "-rdm";
     return asked;
   }
-  if (named.is_shm() && !local.name.empty()) {  // of one peer; its room lies in /dev/shm, a write takes two places there
+  if (named.is_shm() &&
+      !local.name.empty()) {  // of one peer; its room lies in /dev/shm, a write takes two places there
     asked.num_out = kShmWrites;
     asked.num_in = 2 * kShmWrites;
   }

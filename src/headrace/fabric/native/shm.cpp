@@ -13,6 +13,9 @@
 namespace headrace::fabric {
 namespace {
 
+// The reader copies all that it finds: in one turn, and what it writes for waits meanwhile. About 1 ms.
+constexpr std::uint64_t kVisitBytes = std::uint64_t{4} << 20;
+
 bool is_readable(const Fd& fd) {
   pollfd waited{fd.get(), POLLIN, 0};
   return ::poll(&waited, 1, 0) == 1;
@@ -58,6 +61,7 @@ void ShmLink::cut_off() {
     if (end->endpoint().num_taken() > 0) orphans_.push_back({.end = std::move(end), .process = process_.ends});
   ends_.clear();
   inside_ = unread_ = waits_ = false;
+  num_unheard_bytes_ = 0;
   end_orphans();
 }
 
@@ -88,7 +92,8 @@ void ShmLink::abandon(std::uint64_t peer) {
 Posted ShmLink::post_write(std::uint64_t peer, const std::byte* from, const Write& write) {
   if (there_ == There::over) return refused();
   if (there_ != There::open) return is_ready(), Posted{.kind = Posted::Kind::full};
-  if (!inside_ && !(inside_ = lane_->try_enter())) return waits_ = true, Posted{.kind = Posted::Kind::full};
+  const bool has_room = num_unheard_bytes_ < kVisitBytes && (inside_ || (inside_ = lane_->try_enter()));
+  if (!has_room) return waits_ = true, Posted{.kind = Posted::Kind::full};
   ShmEnd& end = *ends_.at(key_);
   Op* op = end.endpoint().take(OpKind::write);
   op->peer = peer;
@@ -97,6 +102,7 @@ Posted ShmLink::post_write(std::uint64_t peer, const std::byte* from, const Writ
   const long rc = end.endpoint().post_write(op, end.other(), from, write.length, write.transfer->imm, place);
   if (rc == 0) {
     unread_ = true;
+    num_unheard_bytes_ += write.length;
     return {.kind = Posted::Kind::under_way};
   }
   end.endpoint().recycle(op, false);
@@ -127,6 +133,7 @@ void ShmLink::read(std::vector<Completion>& completions) {
   NeighbourLink::flush(false);
   if (!heard) return;
   waits_ = false;
+  num_unheard_bytes_ = 0;
   transport_.owner_.may_retry(this->peer());
 }
 

@@ -66,6 +66,7 @@ class ShmLink final : public NeighbourLink {
   bool inside_ = false;
   bool unread_ = false;  // some writes complete as they are posted
   bool waits_ = false;   // for room
+  std::uint64_t num_unheard_bytes_ = 0;
   std::optional<std::uint64_t> granted_;
 };
 

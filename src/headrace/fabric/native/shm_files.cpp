@@ -20,7 +20,7 @@ namespace {
 
 const std::string kFolder = "/dev/shm/";
 const std::string kPrefix = "headrace-shm-";
-constexpr std::uint64_t kMost = std::uint64_t{16} << 20;  // the length of an endpoint's file; 1.7 MiB of it are used
+constexpr std::uint64_t kMost = std::uint64_t{16} << 20;  // the length of an endpoint's file, of which 8 MiB are used
 
 // Process numbers are given again, and mean something else in another name space.
 std::string name_space() {
