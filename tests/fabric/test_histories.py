@@ -44,13 +44,18 @@ def play(pair: Link, rng: random.Random, *, first_imm: int, revoke: bool) -> lis
     sources = rng.sample(pages, 6 * PAGES_EACH)
     places = rng.sample(pages, 6 * PAGES_EACH)
     lives = []
+
+    def lives_on(life: Life) -> bool:
+        """Its end may have been told already, once the access was taken away: then its id is over."""
+        return pair.writer.done(life.transfer) is None
+
     for i in range(6):
         chosen = slice(i * PAGES_EACH, (i + 1) * PAGES_EACH)
         imm = first_imm + i
         lives.append(Life(pair.open(imm, num_pages=PAGES_EACH), imm, sources[chosen], places[chosen]))
         pair.reader.fabric.arm(Imm(imm), PAGES_EACH * NUM_LAYERS)
     for step in range(1, 5):
-        members = [life for life in lives if life.told is None and rng.random() < 0.8]
+        members = [life for life in lives if life.told is None and rng.random() < 0.8 and lives_on(life)]
         quarter = slice((step - 1) * 2, step * 2)
         fabric.submit_program(step, [(life.transfer, writes_of(life, quarter.start, quarter.stop)) for life in members])
         for layer in range(1, NUM_LAYERS + 1):
@@ -60,14 +65,14 @@ def play(pair: Link, rng: random.Random, *, first_imm: int, revoke: bool) -> lis
                     next(life for life in lives if life.transfer == transfer).told = num_posted
             fabric.raise_layers(step * LAYERS_PER_STEP + layer)
         closed = rng.choice(lives)
-        if closed.told is None and rng.random() < 0.4:
+        if closed.told is None and rng.random() < 0.4 and lives_on(closed):
             pair.world.pause(rng.randrange(20))
             closed.told = fabric.close_transfer(closed.transfer)
         if revoke and step == 3:
             pair.revoke()
             pair.reader.memory[:] = poisoned(pair.reader)
     for life in lives:
-        if life.told is None:
+        if life.told is None and lives_on(life):
             fabric.submit_last(life.transfer)
     return lives
 
