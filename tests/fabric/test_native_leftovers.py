@@ -21,7 +21,7 @@ from headrace.fabric.interface import Imm, MessageReceived, PeerLost, Reached, R
 from headrace.fabric.native import Transport
 
 NUM_PEERS = int(os.environ.get("HEADRACE_PEERS", "0"))
-FEW = {"tcp": 60, "mapped": 200, "shm": 100}  # seconds
+FEW = {"tcp": 60, "mapped": 200, "shm": 60}  # seconds
 MEGABYTE = 1 << 20
 
 

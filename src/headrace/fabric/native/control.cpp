@@ -371,6 +371,7 @@ void Control::end(std::uint64_t id, int code, const std::string& text) {
   }
   found->second.over = true;
   found->second.socket = ControlSocket(wire_, Fd());
+  if (wire_ == Wire::shm) let_go(id);  // our own end is what it wrote through
   events_.lane_left(id);
 }
 

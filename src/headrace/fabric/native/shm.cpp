@@ -36,9 +36,10 @@ ShmLink::~ShmLink() {
 }
 
 std::uint64_t ShmLink::prepare() {
-  auto& end = ends_[key_];
-  end = std::make_unique<ShmEnd>();
-  return end->token();
+  auto end = std::make_unique<ShmEnd>();
+  const std::uint64_t token = end->token();
+  ends_.insert_or_assign(key_, std::move(end));
+  return token;
 }
 
 void ShmLink::enter(Fd, std::uint64_t token) { ends_.at(key_)->join(process_.number, token); }
@@ -58,16 +59,25 @@ void ShmLink::leave(std::uint64_t key) {
 
 void ShmLink::cut_off() {
   for (auto& [key, end] : ends_)
-    if (end->endpoint().num_taken() > 0) orphans_.push_back({.end = std::move(end), .process = process_.ends});
+    if (has_more(end->endpoint())) orphans_.push_back({.end = std::move(end), .process = process_.ends});
   ends_.clear();
   inside_ = unread_ = waits_ = false;
   num_unheard_bytes_ = 0;
   end_orphans();
 }
 
+// After those that have completed. Nothing is posted, so the lane need not be entered: libfabric waits for none but its
+// own lock then.
+bool ShmLink::has_more(Endpoint& endpoint) {
+  std::vector<Completion> completed;
+  endpoint.read(completed);
+  for (Completion& each : completed) transport_.owner_.complete(each);
+  return endpoint.num_taken() > 0;
+}
+
 void ShmLink::fail(std::unique_ptr<ShmEnd> end, int code, const std::string& text) {
   std::vector<Completion> failed;
-  end->endpoint().fail_all(code, text, failed);
+  if (has_more(end->endpoint())) end->endpoint().fail_all(code, text, failed);
   for (Completion& each : failed) transport_.owner_.complete(each);
 }
 
@@ -113,9 +123,7 @@ Posted ShmLink::post_write(std::uint64_t peer, const std::byte* from, const Writ
 
 // The reader is woken though more may follow: what follows may have to wait for it.
 void ShmLink::flush(bool) {
-  if (std::exchange(inside_, false)) {
-    unrung_ |= lane_->leave(true);
-  }
+  if (std::exchange(inside_, false)) unrung_ |= lane_->leave(true);
   NeighbourLink::flush(false);
 }
 
@@ -200,7 +208,7 @@ void Shm::read_completions(std::vector<Completion>& completions) {
     in.lane->leave();
     if (in.lane->made_room()) ring(in.bell);
   }
-  for (ShmLink* link : std::set(all_)) link->read(completions);
+  for (ShmLink* link : all_) link->read(completions);
 }
 
 void Shm::lie_down() {

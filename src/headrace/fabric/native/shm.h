@@ -56,6 +56,7 @@ class ShmLink final : public NeighbourLink {
   bool replace(std::uint64_t key) override;
   void leave(std::uint64_t key) override;
   void cut_off() override;
+  bool has_more(Endpoint& endpoint);
   void fail(std::unique_ptr<ShmEnd> end, int code, const std::string& text);
   void end_orphans();
   std::uint64_t num_under_way() const;
