@@ -18,7 +18,7 @@ ARGS       ?=
 SANITIZERS ?= address,undefined
 
 BIN    := .venv/bin
-NATIVE := $(wildcard src/headrace/*/native/*.h src/headrace/*/native/*.cpp src/headrace/*/*/native/*.h src/headrace/*/*/native/*.cpp)
+NATIVE := $(shell find src -path "*/native/*" -name "*.h" -o -path "*/native/*" -name "*.cpp")
 
 .DEFAULT_GOAL := test
 .NOTPARALLEL:

@@ -1,4 +1,4 @@
-// A CUDA driver made of memory files: as much of libcuda.so.1 as native/cuda.cpp uses. An allocation is a memfd,
+// A CUDA driver made of memory files: as much of libcuda.so.1 as native/memory/cuda.cpp uses. An allocation is a memfd,
 // mapping it maps the file, access is mprotect's, and copies wait in their stream until it is synchronised: whoever
 // looks before finds nothing, as on a device. Sizes, ranges and order are checked more strictly than by the driver's
 // own.

@@ -92,7 +92,7 @@ def test_peers_that_come_and_go_leave_nothing_behind(side: NativeSide, transport
     after = Held.now()
     assert after.threads <= before.threads
     assert after.mappings <= before.mappings + 4, "the allocator's own may differ"
-    # Libfabric keeps an entry and buffers for each address that it has ever met (native/endpoint.h says why).
+    # Libfabric keeps an entry and buffers for each address that it has ever met (native/nics/endpoint.h says why).
     assert after.resident_mib <= before.resident_mib + (4.0 if transport == "mapped" else 32.0)
     counts = side.fabric.statistics()
     assert (counts.num_peers_now, counts.num_transfers_now, counts.num_counters_now) == (0, 0, 0)

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "control_socket.h"
+#include "control/control_socket.h"
 #include "fuzzed.h"
 
 namespace {

@@ -12,9 +12,9 @@
 #include <optional>
 #include <vector>
 
+#include "control/lane.h"
 #include "errors.h"
 #include "fuzzed.h"
-#include "lane.h"
 #include "messages.h"
 
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "address.h"
-#include "control_socket.h"
-#include "lane.h"
+#include "control/control_socket.h"
+#include "control/lane.h"
 #include "messages.h"
 
 namespace {

@@ -1,7 +1,7 @@
 """NativeFabric: the Fabric over mapped memory and libfabric, with one owner thread in the native module.
 
 Owns the translation between the interface's records and the native module's integers, nothing else: tables, order and
-waiting live with the owner thread (native/owner.h). Calls come from any thread. Must not be used across a fork.
+waiting live with the owner thread (native/owner/owner.h). Calls come from any thread. Must not be used across a fork.
 """
 
 import math

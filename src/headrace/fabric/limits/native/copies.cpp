@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../../native/errors.h"
+#include "errors.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

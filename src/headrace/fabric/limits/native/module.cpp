@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "../../native/errors.h"
 #include "copies.h"
+#include "errors.h"
 #include "streams.h"
 #include "wakes.h"
 #include "writes.h"

@@ -1,6 +1,6 @@
 #include "region.h"
 
-#include "../../native/errors.h"
+#include "errors.h"
 
 namespace headrace::fabric::limits {
 namespace {

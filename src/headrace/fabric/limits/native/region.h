@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../../native/memory.h"
+#include "memory/memory.h"
 
 namespace headrace::fabric::limits {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../../native/clock.h"
+#include "clock.h"
 
 namespace headrace::fabric::limits {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "../../native/clock.h"
+#include "clock.h"
 
 namespace headrace::fabric::limits {
 

@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "../../native/errors.h"
+#include "errors.h"
 #include "rounds.h"
 
 namespace headrace::fabric::limits {

@@ -8,9 +8,9 @@
 #include <cstring>
 #include <random>
 
-#include "../../native/errors.h"
-#include "../../native/signals.h"
+#include "errors.h"
 #include "rounds.h"
+#include "signals.h"
 
 namespace headrace::fabric::limits {
 namespace {
