@@ -1,5 +1,6 @@
 // A peer as its transport sees it: where writes and messages to it go, and the access it has here. Implemented by
-// `RailLink` (libfabric between hosts), `MappedLink` (memory that both have mapped) and `ShmLink` (libfabric's shm). Owner thread only.
+// `RailLink` (libfabric between hosts), `MappedLink` (memory that both have mapped) and `ShmLink` (libfabric's shm).
+// Owner thread only.
 #pragma once
 
 #include <cstddef>
