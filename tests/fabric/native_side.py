@@ -98,6 +98,13 @@ class NativeSide:
         return [event for event in self.events if isinstance(event, TransferDone) and event.transfer == transfer]
 
 
+def shm_files(*processes: ReaderProcess) -> list[str]:
+    """In /dev/shm, of this process and of those: other tests may run at the same time."""
+    numbers = {str(number) for number in (os.getpid(), *(each.process.pid for each in processes))}
+    names = [name for name in os.listdir("/dev/shm") if name.startswith("headrace-shm-")]
+    return [name for name in names if name.split("-")[3] in numbers]
+
+
 def pages(num_pages: int, page_bytes: int, *, at: int = 0) -> PageWrites:
     """Pages 0.. of a memory, to the same pages there."""
     places = Pages(offset=at, layer_stride=0, page_stride=page_bytes, indices=np.arange(num_pages, dtype=np.int64))

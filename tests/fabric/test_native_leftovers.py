@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from native_reader import ReaderProcess
-from native_side import NativeSide, closing, link
+from native_side import NativeSide, closing, link, shm_files
 
 from headrace.fabric.interface import Imm, MessageReceived, PeerLost, Reached, Revoked
 from headrace.fabric.native import Transport
@@ -123,7 +123,8 @@ def test_processes_that_are_killed_leave_nothing_here_nor_in_shared_memory(
     # libfabric sees the end of its connections when it is asked next, and closes its files by and by.
     assert side.waits(lambda: Held.now().files <= before.files, 5.0), (before, Held.now())
     assert Held.now().threads == before.threads
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert not shm_files(*processes)
+    assert {name for name in os.listdir("/dev/shm") if not name.startswith("headrace-shm-")} <= shared
 
 
 @pytest.mark.timing

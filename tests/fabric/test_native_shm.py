@@ -17,16 +17,12 @@ from pathlib import Path
 
 import pytest
 from native_reader import LENGTH, ReaderProcess
-from native_side import POISON, NativeSide, closing, link
+from native_side import POISON, NativeSide, closing, link, shm_files
 
 from headrace.fabric.interface import Imm, PeerLost, Reached
 
 PAGE = 64 << 10
 FOLDER = Path("/dev/shm")
-
-
-def files() -> list[str]:
-    return sorted(path.name for path in FOLDER.glob("headrace-shm-*"))
 
 
 def run_python(source: str, *command: str) -> subprocess.CompletedProcess[str]:
@@ -37,7 +33,7 @@ def run_python(source: str, *command: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(autouse=True)
 def _no_file_is_left() -> Iterator[None]:
     yield
-    assert files() == []
+    assert shm_files() == []
 
 
 @pytest.fixture
@@ -172,22 +168,21 @@ def test_a_pair_that_knows_each_other_has_no_file_and_what_a_killed_process_left
         reader.ask("arm", 2, 1)
         writer.ask("write", address, 2, 1, PAGE)
         reader.ask("reached", 2)
-        assert files() == []
+        assert shm_files(writer, reader) == []
         descriptor = reader.ask("grant", writer.ask("address"))
         with stopped(reader):  # it cannot answer: the writer's file stays
             writer.ask("connect", address, descriptor)
             deadline = time.monotonic() + 5.0
-            while not files() and time.monotonic() < deadline:
+            while not shm_files(writer, reader) and time.monotonic() < deadline:
                 time.sleep(0.01)
-            (left,) = files()
+            (left,) = shm_files(writer, reader)
             assert f"-{writer.process.pid}-" in left
             with closing(NativeSide(transports=("shm",))):
-                assert files() == [left], "its process lives"
+                assert shm_files(writer, reader) == [left], "its process lives"
             writer.process.kill()
             writer.process.wait()
-            assert files() == [left]
             with closing(NativeSide(transports=("shm",))):
-                assert files() == []
+                assert shm_files(writer, reader) == []
         peer = side.knows(reader)
         side.enter(reader, peer)
         reader.ask("arm", 1, 1)
