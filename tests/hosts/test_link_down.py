@@ -87,7 +87,8 @@ def test_a_connection_that_the_kernel_gives_up_is_told_once_and_the_peer_works_a
         done = sent.done(seconds=OUTAGE_S)
         assert not done["complete"]
         assert 0 < done["num_failed"] <= done["num_posted"] < WHOLE
-        assert done["code"] > 0 and "fi_" in done["text"], done
+        # It gives up two connections at nearly the same time; the first one says why.
+        assert done["code"] > 0 and ("fi_" in done["text"] or done["text"].startswith("control connection: ")), done
         link.up()
         assert sent.wrong_bytes()["foreign"] == 0
         works_again(a, b)
