@@ -11,6 +11,7 @@ from typing import Any
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype, KVLayout
 from headrace.model.config_fields import Config, count, flag, positive, require_known, rope_theta, said, token_ids
+from headrace.model.rope import ROPE_TYPES, RopeScaling, YarnScaling, rope_scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,9 @@ class ModelShape:
     rope_theta: float
     rms_norm_eps: float
     attention_scale: float  # of products of queries and keys
+    rope_scaling: RopeScaling | None = None
+    has_qkv_bias: bool = False  # a bias on queries, keys and values
+    has_head_norms: bool = False  # an rms-norm of each head's query and key, before they turn
     local_attention: LocalAttention | None = None  # None: every layer sees everything
     max_model_len: int
     tie_word_embeddings: bool
@@ -67,8 +71,11 @@ class ModelShape:
             rope_theta=attention.rope_theta,
             rms_norm_eps=positive(config, "rms_norm_eps"),
             attention_scale=attention.scale,
+            rope_scaling=attention.rope_scaling,
+            has_qkv_bias=family.has_qkv_bias,
+            has_head_norms=family.has_head_norms,
             local_attention=attention.local,
-            max_model_len=count(config, "max_position_embeddings"),
+            max_model_len=_max_model_len(config, attention.rope_scaling),
             tie_word_embeddings=flag(config, "tie_word_embeddings"),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=token_ids(config, "eos_token_id", vocab_size),
@@ -114,6 +121,12 @@ def _head_dim(config: Config, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
+def _max_model_len(config: Config, scaling: RopeScaling | None) -> int:
+    """Who turns YaRN on leaves max_position_embeddings as it was, and reaches `factor` times as far as in training."""
+    told = count(config, "max_position_embeddings")
+    return max(told, int(scaling.factor * scaling.original_len)) if isinstance(scaling, YarnScaling) else told
+
+
 # ---- families ----------------------------------------------------------------------------------------------------
 
 
@@ -121,24 +134,37 @@ def _head_dim(config: Config, hidden_size: int, num_heads: int) -> int:
 class _AttentionFields:
     rope_theta: float
     scale: float
-    local: LocalAttention | None
+    rope_scaling: RopeScaling | None = None
+    local: LocalAttention | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
     """`defaults`: what fields mean that are absent or null; `known_values`: fields that have one of these values or
-    none, any other would make another model; `attention`: of configuration, number of layers and head_dim."""
+    none, any other would make another model; `attention`: of configuration, number of layers and head_dim; the rest as
+    in the shape."""
 
     defaults: Mapping[str, object]
     known_values: Mapping[str, tuple[object, ...]]
     attention: Callable[[Config, int, int], _AttentionFields]
+    has_qkv_bias: bool = False
+    has_head_norms: bool = False
 
 
 def _llama_attention(config: Config, num_layers: int, head_dim: int) -> _AttentionFields:
     # The first two generations were trained with 10,000; their configurations do not say it.
     ropes = {field: config.get(field) for field in ("rope_parameters", "rope_scaling")}  # new, old
     theta = rope_theta(config, "rope_theta", ropes, 10_000.0)
-    return _AttentionFields(rope_theta=theta, scale=head_dim**-0.5, local=None)
+    scaling = rope_scaling(config, ropes, known=ROPE_TYPES)
+    return _AttentionFields(rope_theta=theta, scale=head_dim**-0.5, rope_scaling=scaling)
+
+
+def _qwen_attention(config: Config, num_layers: int, head_dim: int) -> _AttentionFields:
+    kinds = config.get("layer_types")
+    if kinds is not None and kinds != [_FULL] * num_layers:
+        right = f"{num_layers} (num_hidden_layers) of {_FULL}, the only that is known"
+        raise InputError("layer_types", f"must be absent or a list of {right} in config.json, is {kinds!r}")
+    return _llama_attention(config, num_layers, head_dim)
 
 
 def _gemma3_attention(config: Config, num_layers: int, head_dim: int) -> _AttentionFields:
@@ -146,19 +172,23 @@ def _gemma3_attention(config: Config, num_layers: int, head_dim: int) -> _Attent
     if not isinstance(ropes, Mapping) or not set(ropes) <= {_FULL, _SLIDING}:
         raise InputError("rope_parameters", f"must be an object of {_FULL} and {_SLIDING} in config.json, is {ropes!r}")
     old, full, sliding = config.get("rope_scaling"), ropes.get(_FULL), ropes.get(_SLIDING)
-    everywhere = {f"rope_parameters.{_FULL}": full, "rope_scaling": old}
+    everywhere, local = (
+        {f"rope_parameters.{_FULL}": full, "rope_scaling": old},
+        {f"rope_parameters.{_SLIDING}": sliding},
+    )
+    rope_scaling(config, {**everywhere, **local}, known=("default",))
     return _AttentionFields(
         rope_theta=rope_theta(config, "rope_theta", everywhere, 1e6),
         scale=positive(config, "query_pre_attn_scalar") ** -0.5,
-        local=_local_attention(config, num_layers, sliding),
+        local=_local_attention(config, num_layers, local),
     )
 
 
-def _local_attention(config: Config, num_layers: int, rope: object) -> LocalAttention | None:
+def _local_attention(config: Config, num_layers: int, ropes: Mapping[str, object]) -> LocalAttention | None:
     layers = tuple(number for number, kind in enumerate(_layer_types(config, num_layers)) if kind == _SLIDING)
     if not layers:
         return None
-    theta = rope_theta(config, "rope_local_base_freq", {f"rope_parameters.{_SLIDING}": rope}, 1e4)
+    theta = rope_theta(config, "rope_local_base_freq", ropes, 1e4)
     return LocalAttention(layers=layers, window=count(config, "sliding_window"), rope_theta=theta)
 
 
@@ -177,6 +207,16 @@ def _layer_types(config: Config, num_layers: int) -> list[str]:
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
+_QWEN_VALUES: Mapping[str, tuple[object, ...]] = {
+    "hidden_act": ("silu",),
+    "partial_rotary_factor": (1,),
+    "original_max_position_embeddings": (),
+    "use_sliding_window": (False,),  # where it is off, sliding_window and max_window_layers mean nothing
+    "use_mrope": (False,),
+    "dual_chunk_attention_config": (),
+    "quantization_config": (),
+}
+
 _FAMILIES: Mapping[str, _Family] = {
     "LlamaForCausalLM": _Family(
         defaults={},
@@ -185,10 +225,18 @@ _FAMILIES: Mapping[str, _Family] = {
             "attention_bias": (False,),
             "mlp_bias": (False,),
             "partial_rotary_factor": (1,),
+            "original_max_position_embeddings": (),
             "sliding_window": (),
             "quantization_config": (),
         },
         attention=_llama_attention,
+    ),
+    "Qwen2ForCausalLM": _Family(defaults={}, known_values=_QWEN_VALUES, attention=_qwen_attention, has_qkv_bias=True),
+    "Qwen3ForCausalLM": _Family(
+        defaults={"head_dim": 128},
+        known_values={**_QWEN_VALUES, "attention_bias": (False,)},
+        attention=_qwen_attention,
+        has_head_norms=True,
     ),
     "Gemma3ForCausalLM": _Family(
         defaults={
@@ -206,6 +254,7 @@ _FAMILIES: Mapping[str, _Family] = {
             "quantization_config": (),
         },
         attention=_gemma3_attention,
+        has_head_norms=True,
     ),
 }
 
