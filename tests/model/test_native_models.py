@@ -26,10 +26,11 @@ from native_worlds import (
 from headrace.kvcache.layout import num_pages_for
 from headrace.model.batch import Batch, Row
 from headrace.model.families import FAMILIES
+from headrace.model.family_fields import LocalAttention
 from headrace.model.interface import Model
 from headrace.model.ops import Ops
 from headrace.model.rope import YarnScaling
-from headrace.model.shape import LocalAttention, ModelShape
+from headrace.model.shape import ModelShape
 from headrace.model.torch_ops import TorchOps
 
 pytestmark = needs_kernels

@@ -9,8 +9,9 @@ from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVLayout
+from headrace.model.family_fields import LocalAttention
 from headrace.model.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
-from headrace.model.shape import LocalAttention, ModelShape
+from headrace.model.shape import ModelShape
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
