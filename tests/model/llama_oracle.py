@@ -1,4 +1,5 @@
-"""Seeded tiny Llamas, twice: as transformers computes them, and as ours over pages in random order, full of NaN."""
+"""Seeded tiny Llamas and their near kin, twice: as transformers computes them, and as ours over pages in random order,
+full of NaN."""
 
 import copy
 import random
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from headrace.kvcache.layout import KVDtype, num_pages_for
 from headrace.model.batch import Batch, Row
@@ -45,28 +46,49 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
     },
+    "Qwen2: biases": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 48,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    },
+    "Qwen3: normed heads, untied, a rope of yarn": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 40,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
 }
 
 TORCH_DTYPES: dict[KVDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def llama_config(variant: str) -> LlamaConfig:
+def config_of(variant: str, **changes: Any) -> PreTrainedConfig:
     fixed = {"num_hidden_layers": 3, "intermediate_size": 40, "max_position_embeddings": 1024, "rms_norm_eps": 1e-3}
-    return LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        vocab_size=VOCABULARY,
-        attn_implementation="eager",
-        **fixed,
-        **VARIANTS[variant],
+    llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    return AutoConfig.for_model(
+        vocab_size=VOCABULARY, attn_implementation="eager", **{**llama, **fixed, **VARIANTS[variant], **changes}
     )
 
 
 class Oracle:
     """transformers' model, with weights large enough that every part of it shows in the logits."""
 
-    def __init__(self, variant: str, *, seed: int = 0) -> None:
+    def __init__(self, variant: str, *, seed: int = 0, **changes: Any) -> None:
         torch.manual_seed(seed)
-        self.model = LlamaForCausalLM(llama_config(variant)).eval()
+        self.model = AutoModelForCausalLM.from_config(config_of(variant, **changes)).eval()
         with torch.no_grad():
             for name, weight in self.model.named_parameters():
                 drawn = torch.randn(weight.shape)

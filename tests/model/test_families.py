@@ -15,7 +15,12 @@ SMALL = {
     "head_dim": 16,
     "vocab_size": 101,
 }
-MODEL_TYPES = {"LlamaForCausalLM": "llama", "Gemma3ForCausalLM": "gemma3_text"}
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma3ForCausalLM": "gemma3_text",
+}
 
 
 def test_every_architecture_that_has_a_shape_has_a_model() -> None:

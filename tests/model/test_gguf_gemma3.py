@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoTokenizer, Gemma3ForCausalLM
 from headrace.errors import InputError
 from headrace.model import gguf_conversion
 from headrace.model.checkpoint import read_shape
+from headrace.model.family_fields import LocalAttention
 from headrace.model.gguf_conversion import convert
 from headrace.model.gguf_gemma3 import LAYER_TENSORS
 from headrace.model.progress import no_progress
-from headrace.model.shape import LocalAttention
 
 TOKEN_IDS = torch.tensor([[2, *range(260, 290)]])
 

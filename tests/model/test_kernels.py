@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_oracle import llama_config
+from llama_oracle import config_of
 from native_worlds import needs_kernels
 from transformers import LlamaForCausalLM
 
@@ -24,7 +24,7 @@ IDS = [5, 3, 99, 7, 7, 1, 2]
 
 def tiny(directory: Path, *, head_dim: int) -> Path:
     torch.manual_seed(5)
-    config = llama_config("group of 4")
+    config = config_of("group of 4")
     config.head_dim = head_dim
     LlamaForCausalLM(config).save_pretrained(directory)
     return directory

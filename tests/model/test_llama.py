@@ -1,4 +1,5 @@
-"""Our Llama against transformers' in fp32, however tokens are cut into steps; then what it owes to pages and peers."""
+"""Our Llama, Qwen2 and Qwen3 against transformers' in fp32, however tokens are cut into steps; then what they owe to
+pages and peers."""
 
 import random
 from collections.abc import Callable
@@ -89,6 +90,23 @@ def test_any_mix_of_chunks_and_decodes_gives_the_oracles_logits_row_by_row(oracl
         logits = paged.step(*((sequences[number], size) for number, size in zip(chosen, sizes, strict=True)))
         for row, number in enumerate(chosen):
             require_equal(logits[row], expected[number][sequences[number].num_computed - 1])
+
+
+def test_64_greedy_tokens_are_the_oracles_beside_others_and_after_prompts_in_chunks(oracle: Oracle) -> None:
+    prompts = [random_tokens(length, seed=length) for length in (1, 9, 40)]
+    paged = PagedLlama(oracle.ours())
+    sequences = [paged.sequence(prompt + [0] * 64) for prompt in prompts]
+    paged.step((sequences[1], 4), (sequences[2], 30))
+    sizes = [1, 5, 10]  # what is left of each prompt
+    for _ in range(64):
+        logits = paged.step(*zip(sequences, sizes, strict=True))
+        for sequence, token in zip(sequences, logits.argmax(-1).tolist(), strict=True):
+            if sequence.num_computed < len(sequence.token_ids):
+                sequence.token_ids[sequence.num_computed] = token
+        sizes = [1] * 3
+    for prompt, sequence in zip(prompts, sequences, strict=True):
+        theirs = oracle.logits(sequence.token_ids)[len(prompt) - 1 : -1].argmax(-1)  # of the same tokens before each
+        assert sequence.token_ids[len(prompt) :] == theirs.tolist()
 
 
 def test_a_rows_logits_do_not_depend_on_its_neighbours(oracle: Oracle) -> None:

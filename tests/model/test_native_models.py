@@ -26,9 +26,11 @@ from native_worlds import (
 from headrace.kvcache.layout import num_pages_for
 from headrace.model.batch import Batch, Row
 from headrace.model.families import FAMILIES
+from headrace.model.family_fields import LocalAttention
 from headrace.model.interface import Model
 from headrace.model.ops import Ops
-from headrace.model.shape import LocalAttention, ModelShape
+from headrace.model.rope import YarnScaling
+from headrace.model.shape import ModelShape
 from headrace.model.torch_ops import TorchOps
 
 pytestmark = needs_kernels
@@ -39,11 +41,22 @@ SHAPES = {
     "gemma3": replace(
         LLAMA,
         architecture="Gemma3ForCausalLM",
+        has_head_norms=True,
         head_dim=64,
         num_heads=4,
         num_kv_heads=1,
         tie_word_embeddings=True,
         local_attention=LocalAttention(layers=(0, 2), window=20, rope_theta=100.0),
+    ),
+    "qwen2": replace(LLAMA, architecture="Qwen2ForCausalLM", has_qkv_bias=True, num_layers=2),
+    "qwen3": replace(
+        LLAMA,
+        architecture="Qwen3ForCausalLM",
+        has_head_norms=True,
+        num_layers=2,
+        rope_scaling=YarnScaling(
+            factor=4.0, slow_turns=1.0, fast_turns=32.0, original_len=16, truncated=True, attention_factor=1.2
+        ),
     ),
 }
 each_family = pytest.mark.parametrize("family", SHAPES)
@@ -56,7 +69,11 @@ def seeded_model(shape: ModelShape, ops: Ops) -> Model:
     def tensor(name: str) -> torch.Tensor:
         size = shapes[name]
         values = drawn(*size, seed=zlib.crc32(name.encode()))
-        scaled = 0.1 * values + (shape.architecture == "LlamaForCausalLM") if len(size) == 1 else values / 8
+        scaled = (
+            0.1 * values + (name.endswith("norm.weight") and shape.architecture != "Gemma3ForCausalLM")
+            if len(size) == 1
+            else values / 8
+        )
         return bf16(scaled).to(ops.dtype)
 
     return FAMILIES[shape.architecture].model(shape, tensor, ops)

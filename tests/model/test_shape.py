@@ -1,13 +1,17 @@
 """What is read from a config.json, in old style and new, and every field that is refused, by its name."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from transformers import Gemma3TextConfig, LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVLayout
-from headrace.model.shape import LocalAttention, ModelShape
+from headrace.model.family_fields import LocalAttention
+from headrace.model.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
+from headrace.model.shape import ModelShape
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -156,10 +160,28 @@ def test_a_field_that_is_missing_is_named(field: str) -> None:
         pytest.param("partial_rotary_factor", 0.5, "absent or 1", id="partial rotary"),
         pytest.param("sliding_window", 4096, "must be absent", id="sliding window"),
         pytest.param("quantization_config", {"bits": 4}, "must be absent", id="quantised"),
-        pytest.param("rope_scaling", {"rope_type": "llama3", "factor": 8.0}, "'default', the only", id="scaling"),
-        pytest.param("rope_scaling", {"type": "linear", "factor": 2.0}, "'default', the only", id="old scaling"),
+        pytest.param("original_max_position_embeddings", 4096, "must be absent", id="a length outside of its rope"),
         pytest.param("rope_scaling", {"factor": 2.0}, "no factors", id="scaling without a type"),
-        pytest.param("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e5}, "'default', the only", id="yarn"),
+        pytest.param(
+            "rope_scaling",
+            {"type": "ntk", "factor": 2.0},
+            "'default' or 'linear' or 'llama3' or 'yarn', the only known, is .*ntk",
+            id="a strange rope",
+        ),
+        pytest.param("rope_scaling", {"rope_type": ["yarn"]}, "the only known", id="a list of types"),
+        pytest.param(
+            "rope_scaling",
+            {"type": "dynamic", "factor": 2.0},
+            "default, linear, llama3, yarn, not 'dynamic': its angles change with the length",
+            id="dynamic",
+        ),
+        pytest.param("rope_parameters", {"rope_type": "longrope", "factor": 2.0}, "not 'longrope'", id="longrope"),
+        pytest.param(
+            "rope_scaling",
+            {"rope_type": "linear", "factor": 2.0, "beta_fast": 32},
+            "must have factor with rope_type 'linear', has beta_fast",
+            id="a factor of another rope",
+        ),
         pytest.param("rope_parameters", {"full_attention": DEFAULT_ROPE}, "no factors", id="one per kind of layer"),
         pytest.param("rope_parameters", [1], "must be an object", id="a list of parameters"),
     ],
@@ -168,6 +190,74 @@ def test_a_field_that_is_wrong_or_not_known_is_named(field: str, wrong: object, 
     with pytest.raises(InputError, match=message) as caught:
         shape_of(**{field: wrong})
     assert caught.value.field == field
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 4096,
+}
+YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+OF_YARN = YarnScaling(
+    factor=4.0,
+    slow_turns=1.0,
+    fast_turns=32.0,
+    original_len=4096,
+    truncated=True,
+    attention_factor=0.1 * math.log(4.0) + 1.0,
+)
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("rope", "scaling"),
+    [
+        pytest.param({"type": "linear", "factor": 2}, LinearScaling(factor=2.0), id="linear"),
+        pytest.param(LLAMA3_ROPE, Llama3Scaling(factor=32.0, low_turns=1.0, high_turns=4.0, original_len=4096),
+                     id="llama3"),
+        pytest.param(YARN_ROPE, OF_YARN, id="yarn"),
+        pytest.param({**YARN_ROPE, "original_max_position_embeddings": None}, replace(OF_YARN, original_len=8192),
+                     id="yarn from max_position_embeddings on"),
+        pytest.param({**YARN_ROPE, "attention_factor": 1.5}, replace(OF_YARN, attention_factor=1.5),
+                     id="yarn with its attention factor"),
+        pytest.param({**YARN_ROPE, "factor": 1}, replace(OF_YARN, factor=1.0, attention_factor=1.0), id="yarn of 1"),
+        pytest.param({**YARN_ROPE, "beta_fast": 16, "beta_slow": 2.0, "truncate": False},
+                     replace(OF_YARN, fast_turns=16.0, slow_turns=2.0, truncated=False), id="yarn with its bounds"),
+    ],
+)  # fmt: skip
+def test_a_scaled_rope_is_read_in_old_style_and_new(field: str, rope: dict[str, Any], scaling: RopeScaling) -> None:
+    assert shape_of(**{field: rope}).rope_scaling == scaling
+    in_new = {"rope_theta": ..., "rope_parameters": {**rope, "rope_theta": 7.0}}
+    assert (shape_of(**in_new).rope_theta, shape_of(**in_new).rope_scaling) == (7.0, scaling)
+
+
+@pytest.mark.parametrize("rope", [LLAMA3_ROPE, YARN_ROPE], ids=["llama3", "yarn"])
+@pytest.mark.parametrize("name", ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])
+def test_a_number_of_a_scaled_rope_that_is_none_is_named_with_its_object(rope: dict[str, Any], name: str) -> None:
+    if name in rope:
+        with pytest.raises(InputError, match="must be a .*number .*is 0$") as caught:
+            shape_of(rope_scaling={**rope, name: 0})
+        assert caught.value.field == f"rope_scaling.{name}"
+
+
+def test_a_llama3_rope_whose_bounds_are_crossed_is_refused() -> None:
+    with pytest.raises(InputError, match=r"rope_scaling.high_freq_factor: must be above low_freq_factor \(1\), is 0.5"):
+        shape_of(rope_scaling={**LLAMA3_ROPE, "high_freq_factor": 0.5})
+
+
+def test_ropes_that_scale_differently_are_refused() -> None:
+    with pytest.raises(InputError, match="rope_scaling: must be the same in rope_parameters and rope_scaling"):
+        shape_of(rope_scaling=YARN_ROPE, rope_parameters={**YARN_ROPE, "factor": 2.0})
+    assert shape_of(rope_scaling=YARN_ROPE, rope_parameters=YARN_ROPE).rope_scaling == OF_YARN
+
+
+def test_yarn_reaches_beyond_max_position_embeddings_and_other_ropes_do_not() -> None:
+    assert shape_of(rope_scaling=YARN_ROPE).max_model_len == 4 * 4096
+    assert shape_of(rope_scaling={**YARN_ROPE, "factor": 1.5}).max_model_len == 8192
+    assert shape_of(rope_scaling=LLAMA3_ROPE).max_model_len == 8192
+    assert shape_of(rope_scaling={"type": "linear", "factor": 4.0}).max_model_len == 8192
 
 
 def test_two_thetas_that_disagree_are_refused() -> None:
@@ -185,6 +275,64 @@ def test_a_theta_in_rope_parameters_that_is_none_is_refused() -> None:
 def test_heads_that_do_not_divide_the_hidden_size_need_a_head_dim() -> None:
     with pytest.raises(InputError, match="head_dim: must be in config.json: 9 heads do not divide 577"):
         shape_of(head_dim=..., hidden_size=577)
+
+
+# ---- Qwen2, Qwen3 --------------------------------------------------------------------------------------------------
+
+QWEN2 = {
+    **CONFIG,
+    "architectures": ["Qwen2ForCausalLM"],
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "max_window_layers": 21,
+    "use_sliding_window": False,
+    "use_mrope": False,
+}
+QWEN3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "rope_scaling": None}
+
+
+def test_qwen2_is_a_llama_with_biases_and_qwen3_one_with_normed_heads() -> None:
+    llama = shape_of(rope_theta=1e6)
+    assert ModelShape.from_config(QWEN2) == replace(llama, architecture="Qwen2ForCausalLM", has_qkv_bias=True)
+    assert ModelShape.from_config(QWEN3) == replace(llama, architecture="Qwen3ForCausalLM", has_head_norms=True)
+
+
+def test_without_a_head_dim_qwen3s_is_128() -> None:
+    without = {field: value for field, value in QWEN3.items() if field != "head_dim"}
+    assert ModelShape.from_config(without).head_dim == 128
+
+
+@pytest.mark.parametrize("config_class", [Qwen2Config, Qwen3Config])
+def test_a_qwen_written_by_transformers_is_understood(config_class: type[Qwen2Config | Qwen3Config]) -> None:
+    architecture = config_class.__name__.replace("Config", "ForCausalLM")
+    config = config_class(architectures=[architecture], num_key_value_heads=4, rope_parameters=dict(YARN_ROPE))
+    shape = ModelShape.from_config(config.to_dict())
+    assert (shape.rope_theta, shape.head_dim, shape.num_kv_heads) == (1e4, 128, 4)
+    assert shape.rope_scaling == OF_YARN
+
+
+@pytest.mark.parametrize("config", [QWEN2, QWEN3], ids=["Qwen2", "Qwen3"])
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("use_sliding_window", True),
+        ("layer_types", ["full_attention"] * 29),
+        ("layer_types", ["full_attention"] * 29 + ["sliding_attention"]),
+        ("hidden_act", "gelu"),
+        ("use_mrope", True),
+        ("dual_chunk_attention_config", {"chunk_size": 262144}),
+        ("quantization_config", {"quant_method": "gptq"}),
+    ],
+)
+def test_a_field_of_qwen_that_makes_another_model_is_named(config: dict[str, Any], field: str, wrong: object) -> None:
+    with pytest.raises(InputError, match="must be absent") as caught:
+        ModelShape.from_config({**config, field: wrong})
+    assert caught.value.field == field
+
+
+def test_a_qwen3_with_biases_is_refused() -> None:
+    with pytest.raises(InputError, match="attention_bias: must be absent or False"):
+        ModelShape.from_config({**QWEN3, "attention_bias": True})
 
 
 # ---- Gemma 3 -------------------------------------------------------------------------------------------------------
@@ -247,6 +395,7 @@ def test_every_number_of_gemma3_is_the_configurations() -> None:
         rope_theta=1e6,
         rms_norm_eps=1e-6,
         attention_scale=1 / 16,
+        has_head_norms=True,
         local_attention=LOCAL,
         max_model_len=32768,
         tie_word_embeddings=True,

@@ -113,6 +113,20 @@ def test_a_checkpoint_that_is_not_the_familys_is_refused_by_tensor_and_file(
         load_model(directory, dtype="fp32")
 
 
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        ("Qwen2: biases", "model.layers.1.self_attn.k_proj.bias"),
+        ("Qwen3: normed heads, untied, a rope of yarn", "model.layers.1.self_attn.k_norm.weight"),
+    ],
+)
+def test_a_qwen_without_what_makes_it_one_is_refused(variant: str, name: str, tmp_path: Path) -> None:
+    saved(Oracle(variant), tmp_path)
+    change_tensors(tmp_path, {name: None})
+    with pytest.raises(InputError, match=f"1 miss: {name}$"):
+        load_model(tmp_path, dtype="fp32")
+
+
 def test_an_untied_checkpoint_needs_its_head(tmp_path: Path) -> None:
     saved(UNTIED, tmp_path)
     change_tensors(tmp_path, {"lm_head.weight": None})

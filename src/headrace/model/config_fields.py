@@ -55,23 +55,26 @@ def token_ids(config: Config, field: str, vocab_size: int) -> tuple[int, ...]:
 
 def rope_theta(config: Config, top: str, ropes: Mapping[str, object], default: float) -> float:
     """The base of rotary angles: in `top`, or in one of `ropes`, the objects that may say it and by what they are
-    called, sometimes in several: then they must agree. Ropes that scale are not known."""
+    called, sometimes in several: then they must agree."""
     found = {top: positive(config, top)} if config.get(top) is not None else {}
-    for field, rope in ropes.items():
-        if rope is None:
-            continue
-        if not isinstance(rope, Mapping):
-            raise InputError(field, f"must be an object in config.json, is {rope!r}")
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        surplus = set(rope) - {"rope_type", "type", "rope_theta"}
-        if kind != "default" or surplus:
-            raise InputError(field, f"must have rope_type 'default', the only one known, and no factors, is {rope!r}")
+    for field, rope in rope_objects(ropes).items():
         if rope.get("rope_theta") is not None:
             found[f"{field}.rope_theta"] = positive(rope, "rope_theta")
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{field} {theta:g}" for field, theta in found.items())
         raise InputError(top, f"must be one number in config.json, is {listed}")
     return next(iter(found.values()), default)
+
+
+def rope_objects(ropes: Mapping[str, object]) -> dict[str, Config]:
+    """Those that are there."""
+    found: dict[str, Config] = {}
+    for field, rope in ropes.items():
+        if rope is not None and not isinstance(rope, Mapping):
+            raise InputError(field, f"must be an object in config.json, is {rope!r}")
+        if rope is not None:
+            found[field] = rope
+    return found
 
 
 def said(value: object) -> str:

@@ -21,5 +21,7 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family(tensor_shapes=llama.tensor_shapes, model=llama.Llama),
+    "Qwen2ForCausalLM": Family(tensor_shapes=llama.tensor_shapes, model=llama.Llama),
+    "Qwen3ForCausalLM": Family(tensor_shapes=llama.tensor_shapes, model=llama.Llama),
     "Gemma3ForCausalLM": Family(tensor_shapes=gemma3.tensor_shapes, model=gemma3.Gemma3),
 }

@@ -14,7 +14,7 @@ import torch
 from headrace.model.batch import Batch
 from headrace.model.interface import AfterLayer, nothing_after
 from headrace.model.ops import Attention, GatedLinear, HeadNorms, Linear, Ops
-from headrace.model.rotary import rotary_frequencies, rotation
+from headrace.model.rotary import Rotary, rotary, rotation
 from headrace.model.shape import ModelShape
 from headrace.model.tensors import Tensors, decoder_tensor_shapes, layer_tensors
 from headrace.model.views import checked_page_size
@@ -22,9 +22,8 @@ from headrace.model.views import checked_page_size
 
 def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """The tensors of a checkpoint, by their Hugging Face names."""
-    of_stream = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    norms = {f"{name}_layernorm": shape.hidden_size for name in of_stream}
-    return decoder_tensor_shapes(shape, {**norms, **{f"self_attn.{part}_norm": shape.head_dim for part in "qk"}})
+    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    return decoder_tensor_shapes(shape, [f"{name}_layernorm" for name in norms])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +43,9 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
-    """How far layers of one kind see, and by which frequencies they turn."""
+    """How far layers of one kind see, and how they turn."""
 
-    frequencies: torch.Tensor
+    rotary: Rotary
     window: int | None
 
 
@@ -91,7 +90,7 @@ class Gemma3:
     def _attentions(self, batch: Batch, page_size: int) -> list[Attention]:
         """Of each layer; layers of one kind share one."""
         made = {
-            is_local: self._ops.attention(batch, page_size, *rotation(batch, sight.frequencies), window=sight.window)
+            is_local: self._ops.attention(batch, page_size, *rotation(batch, sight.rotary), window=sight.window)
             for is_local, sight in self._sights.items()
         }
         return [made[is_local] for is_local in self._is_local]
@@ -99,10 +98,10 @@ class Gemma3:
 
 def _sights(shape: ModelShape) -> dict[bool, _Sight]:
     """By whether a layer is local."""
-    local, everywhere = shape.local_attention, rotary_frequencies(shape.rope_theta, shape.head_dim)
-    sights = {False: _Sight(frequencies=everywhere, window=None)}
+    local, everywhere = shape.local_attention, rotary(shape.rope_theta, shape.head_dim)
+    sights = {False: _Sight(rotary=everywhere, window=None)}
     if local is not None:
-        sights[True] = _Sight(frequencies=rotary_frequencies(local.rope_theta, shape.head_dim), window=local.window)
+        sights[True] = _Sight(rotary=rotary(local.rope_theta, shape.head_dim), window=local.window)
     return sights
 
 

@@ -1,4 +1,5 @@
-"""The Llama family: grouped-query attention with rotary positions, rms-norm, a silu-gated MLP.
+"""The Llama family: grouped-query attention with rotary positions, rms-norm, a silu-gated MLP. And the two that differ
+from it by one line each: Qwen2, with a bias on queries, keys and values, and dense Qwen3, with normed queries and keys.
 
 Owns one model's weights and the order of its operations, which `ops` computes. Knows no files: `weights` hands it its
 tensors. Runs on the model thread; while it calls torch or a kernel, the GIL is free.
@@ -11,8 +12,8 @@ import torch
 
 from headrace.model.batch import Batch
 from headrace.model.interface import AfterLayer, nothing_after
-from headrace.model.ops import GatedLinear, Linear, Ops
-from headrace.model.rotary import rotary_frequencies, rotation
+from headrace.model.ops import GatedLinear, HeadNorms, Linear, Ops
+from headrace.model.rotary import rotary, rotation
 from headrace.model.shape import ModelShape
 from headrace.model.tensors import Tensors, decoder_tensor_shapes, layer_tensors
 from headrace.model.views import checked_page_size
@@ -20,14 +21,14 @@ from headrace.model.views import checked_page_size
 
 def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """The tensors of a checkpoint, by their Hugging Face names."""
-    hidden = shape.hidden_size
-    return decoder_tensor_shapes(shape, {"input_layernorm": hidden, "post_attention_layernorm": hidden})
+    return decoder_tensor_shapes(shape, ["input_layernorm", "post_attention_layernorm"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     attention_norm: torch.Tensor  # [C] fp32
     qkv: Linear
+    heads: HeadNorms | None
     out: Linear
     mlp_norm: torch.Tensor  # [C] fp32
     gate_up: GatedLinear
@@ -42,10 +43,10 @@ class Llama:
         self.shape = shape
         self._ops = ops
         self._embedding = tensor("model.embed_tokens.weight")  # [V, C]
-        self._layers = [_layer(layer_tensors(tensor, number), ops) for number in range(shape.num_layers)]
+        self._layers = [_layer(shape, tensor, number, ops) for number in range(shape.num_layers)]
         self._norm = tensor("model.norm.weight").float()
         self._head = ops.linear(self._embedding if shape.tie_word_embeddings else tensor("lm_head.weight"))
-        self._frequencies = rotary_frequencies(shape.rope_theta, shape.head_dim)
+        self._rotary = rotary(shape.rope_theta, shape.head_dim, shape.rope_scaling)
 
     @torch.inference_mode()
     def forward(
@@ -53,11 +54,11 @@ class Llama:
     ) -> torch.Tensor:
         ops, eps = self._ops, self.shape.rms_norm_eps
         page_size = checked_page_size(views, batch, self.shape, ops.dtype)
-        attention = ops.attention(batch, page_size, *rotation(batch, self._frequencies))
+        attention = ops.attention(batch, page_size, *rotation(batch, self._rotary))
         x = self._embedding[torch.from_numpy(batch.token_ids)].float()  # [T, C]
         for number, (layer, view) in enumerate(zip(self._layers, views, strict=True)):
             qkv = layer.qkv.apply(ops.rms_norm(x, layer.attention_norm, eps))  # [T, (H + 2G) * D]
-            q = attention.append(qkv, view)
+            q = attention.append(qkv, view, layer.heads)
             layer.out.add_to(x, attention.attend(q, view))
             after_layer(number)
             if number == self.shape.num_layers - 1:  # from here on, only rows with logits matter
@@ -66,12 +67,19 @@ class Llama:
         return self._head.apply(ops.rms_norm(x, self._norm, eps))  # [L, V]
 
 
-def _layer(weight: Tensors, ops: Ops) -> _Layer:
+def _layer(shape: ModelShape, tensor: Tensors, number: int, ops: Ops) -> _Layer:
+    weight, bias = layer_tensors(tensor, number), layer_tensors(tensor, number, "bias")
+    biases = torch.cat([bias(f"self_attn.{part}_proj") for part in "qkv"]).float() if shape.has_qkv_bias else None
     return _Layer(
         attention_norm=weight("input_layernorm").float(),
-        qkv=ops.linear(*(weight(f"self_attn.{part}_proj") for part in "qkv")),
+        qkv=ops.linear(*(weight(f"self_attn.{part}_proj") for part in "qkv"), bias=biases),
+        heads=_head_norms(weight, shape.rms_norm_eps) if shape.has_head_norms else None,
         out=ops.linear(weight("self_attn.o_proj")),
         mlp_norm=weight("post_attention_layernorm").float(),
         gate_up=ops.gated_linear(weight("mlp.gate_proj"), weight("mlp.up_proj")),
         down=ops.linear(weight("mlp.down_proj")),
     )
+
+
+def _head_norms(weight: Tensors, eps: float) -> HeadNorms:
+    return HeadNorms(q=weight("self_attn.q_norm").float(), k=weight("self_attn.k_norm").float(), eps=eps)

@@ -1,25 +1,20 @@
 """What a model's config.json says, as numbers that planner, gateway and engine share. Pure.
 
-Owns the list of families that are known: an unknown architecture is refused by name, and so is every field whose value
-would change what is computed in a way that we do not compute. Reads no file: `checkpoint` does.
+Owns what all families have; `family_fields` knows each by itself. An unknown architecture is refused by name, and so is
+every field whose value would change what is computed in a way that we do not compute. Reads no file: `checkpoint` does.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype, KVLayout
-from headrace.model.config_fields import Config, count, flag, positive, require_known, rope_theta, said, token_ids
+from headrace.model.config_fields import Config, count, flag, positive, require_known, said, token_ids
+from headrace.model.family_fields import FAMILY_FIELDS, LocalAttention
+from headrace.model.rope import RopeScaling, YarnScaling
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalAttention:
-    """The layers whose tokens see the last `window` tokens only, their own included; they turn by another base."""
-
-    layers: tuple[int, ...]
-    window: int
-    rope_theta: float
+ARCHITECTURES = tuple(FAMILY_FIELDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +32,9 @@ class ModelShape:
     rope_theta: float
     rms_norm_eps: float
     attention_scale: float  # of products of queries and keys
+    rope_scaling: RopeScaling | None = None
+    has_qkv_bias: bool = False  # a bias on queries, keys and values
+    has_head_norms: bool = False  # an rms-norm of each head's query and key, before they turn
     local_attention: LocalAttention | None = None  # None: every layer sees everything
     max_model_len: int
     tie_word_embeddings: bool
@@ -47,7 +45,7 @@ class ModelShape:
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
         """Of a Hugging Face config.json. Raises InputError, naming its field, for whatever is wrong or not known."""
         architecture = _architecture(config)
-        family = _FAMILIES[architecture]
+        family = FAMILY_FIELDS[architecture]
         config = {**family.defaults, **{field: value for field, value in config.items() if value is not None}}
         require_known(config, family.known_values)
         hidden_size, num_heads = count(config, "hidden_size"), count(config, "num_attention_heads")
@@ -67,8 +65,11 @@ class ModelShape:
             rope_theta=attention.rope_theta,
             rms_norm_eps=positive(config, "rms_norm_eps"),
             attention_scale=attention.scale,
+            rope_scaling=attention.rope_scaling,
+            has_qkv_bias=family.has_qkv_bias,
+            has_head_norms=family.has_head_norms,
             local_attention=attention.local,
-            max_model_len=count(config, "max_position_embeddings"),
+            max_model_len=_max_model_len(config, attention.rope_scaling),
             tie_word_embeddings=flag(config, "tie_word_embeddings"),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=token_ids(config, "eos_token_id", vocab_size),
@@ -114,99 +115,7 @@ def _head_dim(config: Config, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-# ---- families ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AttentionFields:
-    rope_theta: float
-    scale: float
-    local: LocalAttention | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Family:
-    """`defaults`: what fields mean that are absent or null; `known_values`: fields that have one of these values or
-    none, any other would make another model; `attention`: of configuration, number of layers and head_dim."""
-
-    defaults: Mapping[str, object]
-    known_values: Mapping[str, tuple[object, ...]]
-    attention: Callable[[Config, int, int], _AttentionFields]
-
-
-def _llama_attention(config: Config, num_layers: int, head_dim: int) -> _AttentionFields:
-    # The first two generations were trained with 10,000; their configurations do not say it.
-    ropes = {field: config.get(field) for field in ("rope_parameters", "rope_scaling")}  # new, old
-    theta = rope_theta(config, "rope_theta", ropes, 10_000.0)
-    return _AttentionFields(rope_theta=theta, scale=head_dim**-0.5, local=None)
-
-
-def _gemma3_attention(config: Config, num_layers: int, head_dim: int) -> _AttentionFields:
-    ropes = config.get("rope_parameters", {})
-    if not isinstance(ropes, Mapping) or not set(ropes) <= {_FULL, _SLIDING}:
-        raise InputError("rope_parameters", f"must be an object of {_FULL} and {_SLIDING} in config.json, is {ropes!r}")
-    old, full, sliding = config.get("rope_scaling"), ropes.get(_FULL), ropes.get(_SLIDING)
-    everywhere = {f"rope_parameters.{_FULL}": full, "rope_scaling": old}
-    return _AttentionFields(
-        rope_theta=rope_theta(config, "rope_theta", everywhere, 1e6),
-        scale=positive(config, "query_pre_attn_scalar") ** -0.5,
-        local=_local_attention(config, num_layers, sliding),
-    )
-
-
-def _local_attention(config: Config, num_layers: int, rope: object) -> LocalAttention | None:
-    layers = tuple(number for number, kind in enumerate(_layer_types(config, num_layers)) if kind == _SLIDING)
-    if not layers:
-        return None
-    theta = rope_theta(config, "rope_local_base_freq", {f"rope_parameters.{_SLIDING}": rope}, 1e4)
-    return LocalAttention(layers=layers, window=count(config, "sliding_window"), rope_theta=theta)
-
-
-def _layer_types(config: Config, num_layers: int) -> list[str]:
-    """In a list, or in the older form: every so many layers one sees everything."""
-    field = "layer_types"
-    kinds = config.get(field)
-    if kinds is None:
-        every = count(config, "sliding_window_pattern")
-        return [_SLIDING if number % every else _FULL for number in range(1, num_layers + 1)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (_FULL, _SLIDING) for kind in kinds):
-        right = f"{num_layers} (num_hidden_layers) of {_FULL} and {_SLIDING}"
-        raise InputError(field, f"must be a list of {right} in config.json, is {kinds!r}")
-    return kinds
-
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-
-_FAMILIES: Mapping[str, _Family] = {
-    "LlamaForCausalLM": _Family(
-        defaults={},
-        known_values={
-            "hidden_act": ("silu",),
-            "attention_bias": (False,),
-            "mlp_bias": (False,),
-            "partial_rotary_factor": (1,),
-            "sliding_window": (),
-            "quantization_config": (),
-        },
-        attention=_llama_attention,
-    ),
-    "Gemma3ForCausalLM": _Family(
-        defaults={
-            "head_dim": 256,
-            "query_pre_attn_scalar": 256,
-            "sliding_window_pattern": 6,
-            "tie_word_embeddings": True,
-        },
-        known_values={
-            "hidden_activation": ("gelu_pytorch_tanh",),
-            "attention_bias": (False,),
-            "use_bidirectional_attention": (False,),
-            "attn_logit_softcapping": (),
-            "final_logit_softcapping": (),
-            "quantization_config": (),
-        },
-        attention=_gemma3_attention,
-    ),
-}
-
-ARCHITECTURES = tuple(_FAMILIES)
+def _max_model_len(config: Config, scaling: RopeScaling | None) -> int:
+    """Who turns YaRN on leaves max_position_embeddings as it was, and reaches `factor` times as far as in training."""
+    told = count(config, "max_position_embeddings")
+    return max(told, int(scaling.factor * scaling.original_len)) if isinstance(scaling, YarnScaling) else told
