@@ -159,7 +159,6 @@ def test_a_field_that_is_missing_is_named(field: str) -> None:
         pytest.param("mlp_bias", True, "absent or False", id="MLP bias"),
         pytest.param("partial_rotary_factor", 0.5, "absent or 1", id="partial rotary"),
         pytest.param("sliding_window", 4096, "must be absent", id="sliding window"),
-        pytest.param("quantization_config", {"bits": 4}, "must be absent", id="quantised"),
         pytest.param("original_max_position_embeddings", 4096, "must be absent", id="a length outside of its rope"),
         pytest.param("rope_scaling", {"factor": 2.0}, "no factors", id="scaling without a type"),
         pytest.param(
@@ -321,7 +320,6 @@ def test_a_qwen_written_by_transformers_is_understood(config_class: type[Qwen2Co
         ("hidden_act", "gelu"),
         ("use_mrope", True),
         ("dual_chunk_attention_config", {"chunk_size": 262144}),
-        ("quantization_config", {"quant_method": "gptq"}),
     ],
 )
 def test_a_field_of_qwen_that_makes_another_model_is_named(config: dict[str, Any], field: str, wrong: object) -> None:
@@ -448,7 +446,6 @@ def test_a_gemma3_configuration_written_by_transformers_is_understood() -> None:
         pytest.param("use_bidirectional_attention", True, "absent or False", id="an encoder"),
         pytest.param("attention_bias", True, "absent or False", id="attention bias"),
         pytest.param("hidden_activation", "silu", "'gelu_pytorch_tanh'", id="activation"),
-        pytest.param("quantization_config", {"bits": 4}, "must be absent", id="quantised"),
         pytest.param("query_pre_attn_scalar", 0, "a number above 0", id="no scale"),
         pytest.param("sliding_window", None, "is missing", id="no window"),
         pytest.param("sliding_window", 0, "at least 1", id="an empty window"),
@@ -479,3 +476,50 @@ def test_bases_that_disagree_are_refused() -> None:
         gemma3_of(rope_parameters=ropes(local=7.0))
     with pytest.raises(InputError, match="rope_theta: must be one number"):
         gemma3_of(rope_parameters=ropes(everywhere=7.0))
+
+
+# ---- weights in few bits -------------------------------------------------------------------------------------------
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+OF_DEEPSEEK = {**FP8, "scale_fmt": "ue8m0"}
+OF_QWEN = {**FP8, "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"]}
+OF_TRANSFORMERS = {field: FP8[field] for field in ("quant_method", "weight_block_size")}
+
+
+@pytest.mark.parametrize("quantization", [FP8, OF_DEEPSEEK, OF_QWEN, OF_TRANSFORMERS], ids=["", "V3", "Qwen", "short"])
+@pytest.mark.parametrize("config", [CONFIG, QWEN2, QWEN3, GEMMA3], ids=["Llama", "Qwen2", "Qwen3", "Gemma 3"])
+def test_blocks_of_fp8_are_known_in_every_family(config: dict[str, Any], quantization: dict[str, Any]) -> None:
+    plain = ModelShape.from_config(config)
+    assert plain.weight_block_size is None
+    shape = ModelShape.from_config({**config, "quantization_config": quantization})
+    assert shape == replace(plain, weight_block_size=(128, 128))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "message"),
+    [
+        pytest.param({"quant_method": "awq"}, "quant_method", "must be 'fp8' .*the only .*is 'awq'", id="awq"),
+        pytest.param({"quant_method": "gptq"}, "quant_method", "must be 'fp8' .*is 'gptq'", id="gptq"),
+        pytest.param({"quant_method": "compressed-tensors"}, "quant_method", "'compressed-tensors'", id="compressed"),
+        pytest.param({"quant_method": "fbgemm_fp8"}, "quant_method", "is 'fbgemm_fp8'", id="FP8 by rows"),
+        pytest.param({"quant_method": None}, "quant_method", "must be 'fp8' .*is missing", id="no method"),
+        pytest.param({"fmt": "e5m2"}, "fmt", "must be absent or 'e4m3' .*is 'e5m2'", id="another FP8"),
+        pytest.param({"activation_scheme": "static"}, "activation_scheme", "or 'dynamic' .*is 'static'", id="static"),
+        pytest.param(
+            {"weight_block_size": None}, "weight_block_size", r"as \[128, 128\], .*is missing", id="no blocks"
+        ),
+        pytest.param({"weight_block_size": 128}, "weight_block_size", "must be a list .*is 128", id="a number"),
+        pytest.param({"weight_block_size": [128]}, "weight_block_size", r"rows and columns .*is \[128\]", id="one"),
+        pytest.param({"weight_block_size": [128, 0]}, "weight_block_size", r"is \[128, 0\]", id="empty blocks"),
+        pytest.param({"weight_block_size": [128, True]}, "weight_block_size", r"is \[128, True\]", id="true blocks"),
+    ],
+)
+def test_weights_in_another_form_are_refused_by_its_name(changes: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        shape_of(quantization_config={**FP8, **changes})
+    assert caught.value.field == f"quantization_config.{field}"
+
+
+def test_a_quantization_that_is_no_object_is_refused() -> None:
+    with pytest.raises(InputError, match="quantization_config: must be an object in config.json, is 'fp8'"):
+        shape_of(quantization_config="fp8")

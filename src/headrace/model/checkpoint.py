@@ -62,6 +62,9 @@ def fingerprint(directory: Path, *, dtype: KVDtype) -> str:
     """32 hex digits that are equal on two hosts whose models are: over all numbers of the shape, the dtype, and every
     byte of every tensor, in order of name. How tensors are spread over files and config.json is written is left out.
 
+    Blocks of FP8 and the values that they stand for are two models: whoever wrote the values may have rounded
+    otherwise, and to find them equal, every start would dequantise everything.
+
     Samples would be faster, and would miss a checkpoint of which one layer was trained on. All of it takes 0.3 s for
     270 MB, and what it reads from disk, loading finds in memory. Raises InputError.
     """

@@ -103,7 +103,6 @@ _QWEN_VALUES: Mapping[str, tuple[object, ...]] = {
     "use_sliding_window": (False,),  # where it is off, sliding_window and max_window_layers mean nothing
     "use_mrope": (False,),
     "dual_chunk_attention_config": (),
-    "quantization_config": (),
 }
 
 FAMILY_FIELDS: Mapping[str, FamilyFields] = {
@@ -116,7 +115,6 @@ FAMILY_FIELDS: Mapping[str, FamilyFields] = {
             "partial_rotary_factor": (1,),
             "original_max_position_embeddings": (),
             "sliding_window": (),
-            "quantization_config": (),
         },
         attention=_llama_attention,
     ),
@@ -142,7 +140,6 @@ FAMILY_FIELDS: Mapping[str, FamilyFields] = {
             "use_bidirectional_attention": (False,),
             "attn_logit_softcapping": (),
             "final_logit_softcapping": (),
-            "quantization_config": (),
         },
         attention=_gemma3_attention,
         has_head_norms=True,

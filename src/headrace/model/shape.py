@@ -12,6 +12,7 @@ from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype, KVLayout
 from headrace.model.config_fields import Config, count, flag, positive, require_known, said, token_ids
 from headrace.model.family_fields import FAMILY_FIELDS, LocalAttention
+from headrace.model.quantization import weight_block_size
 from headrace.model.rope import RopeScaling, YarnScaling
 
 ARCHITECTURES = tuple(FAMILY_FIELDS)
@@ -36,6 +37,7 @@ class ModelShape:
     has_qkv_bias: bool = False  # a bias on queries, keys and values
     has_head_norms: bool = False  # an rms-norm of each head's query and key, before they turn
     local_attention: LocalAttention | None = None  # None: every layer sees everything
+    weight_block_size: tuple[int, int] | None = None  # rows and columns of FP8 weights that share a scale
     max_model_len: int
     tie_word_embeddings: bool
     bos_token_id: int | None
@@ -69,6 +71,7 @@ class ModelShape:
             has_qkv_bias=family.has_qkv_bias,
             has_head_norms=family.has_head_norms,
             local_attention=attention.local,
+            weight_block_size=weight_block_size(config),
             max_model_len=_max_model_len(config, attention.rope_scaling),
             tie_word_embeddings=flag(config, "tie_word_embeddings"),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,

@@ -1,7 +1,7 @@
 """From a Hugging Face directory to a model that computes. Owns the checks that its tensors are the family's.
 
 Tensors are mapped from their files, not read: a file's pages are in memory once, however many processes load it, and a
-tensor is cast and packed when the model asks for it. Synchronous, for start-up.
+tensor is cast (from blocks of FP8: dequantised) and packed when the model asks for it. Synchronous, for start-up.
 """
 
 import re
@@ -14,13 +14,14 @@ from safetensors import safe_open
 
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype
+from headrace.model import block_fp8
 from headrace.model.checkpoint import StoredTensor, read_shape, stored_tensors
 from headrace.model.families import FAMILIES
 from headrace.model.interface import Model
 from headrace.model.ops import Ops
 from headrace.model.torch_ops import TorchOps
 
-_STORED_DTYPES = ("BF16", "F16", "F32")
+_STORED_DTYPES = ("BF16", "F16", "F32", block_fp8.STORED_DTYPE)
 
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 """Old checkpoints carry the rotary frequencies, which follow from the configuration."""
@@ -34,16 +35,26 @@ def load_model(directory: Path, *, dtype: KVDtype, ops: Ops | None = None) -> Mo
     shape = read_shape(directory)
     stored = stored_tensors(directory)
     family = FAMILIES[shape.architecture]
-    _require_the_familys(directory, stored, family.tensor_shapes(shape), tied=shape.tie_word_embeddings)
+    scales = block_fp8.require_scales(stored, shape.weight_block_size)
+    weights = {name: entry for name, entry in stored.items() if name not in scales}
+    _require_the_familys(directory, weights, family.tensor_shapes(shape), tied=shape.tie_word_embeddings)
     ops = ops or TorchOps(shape, dtype)
     with ExitStack() as opened:
         files = {
             file: opened.enter_context(safe_open(file, "pt")) for file in {entry.file for entry in stored.values()}
         }
 
-        def tensor(name: str) -> torch.Tensor:
+        def as_stored(name: str) -> torch.Tensor:
             whole: torch.Tensor = files[stored[name].file].get_tensor(name)
-            return whole.to(ops.dtype)
+            return whole
+
+        def tensor(name: str) -> torch.Tensor:
+            whole = as_stored(name)
+            if whole.dtype != block_fp8.DTYPE:
+                return whole.to(ops.dtype)
+            assert shape.weight_block_size is not None, f"scales of {name}"
+            scales_of = as_stored(block_fp8.scales_of(name))
+            return block_fp8.dequantized(whole, scales_of, shape.weight_block_size, ops.dtype)
 
         if shape.tie_word_embeddings and _HEAD in stored and not torch.equal(tensor(_HEAD), tensor(_EMBEDDING)):
             said = f"must equal {_EMBEDDING}, as tie_word_embeddings says, or be absent; it differs"
