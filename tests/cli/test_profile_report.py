@@ -1,5 +1,7 @@
 """The table of a profile: parts, shares and bounds as they are in its numbers."""
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.cli.profile.report import NAMES, Part, Profile, Spread, StreamsProfile, rendered
@@ -28,6 +30,7 @@ def profile(read_gbps: float | None = 10.0) -> Profile:
         kernels="native (fast), 1 thread",
         workload="a model",
         weight_bytes=200_000_000,
+        chooses_weights=False,
         read_gbps=read_gbps,
         streams=[streams(1, linear=12.34), streams(8, linear=14.0, attention=3.5)],
     )
@@ -65,6 +68,11 @@ def test_the_bound_is_weights_and_keys_at_the_rate_that_memory_is_read_at() -> N
 def test_without_native_kernels_there_is_no_bound() -> None:
     text = rendered(profile(read_gbps=None))
     assert "read once" not in text and "GB/s" not in text and "200 MB of weights" in text
+
+
+def test_where_a_step_reads_some_experts_only_there_is_no_bound_but_a_most() -> None:
+    text = rendered(replace(profile(), chooses_weights=True))
+    assert "read once" not in text and "A step reads at most 200 MB of weights" in text
 
 
 @pytest.mark.parametrize("said", ["machine: a machine", "kernels: native (fast), 1 thread", "workload: a model"])

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from headrace.kvcache.layout import KVDtype, num_pages_for
 from headrace.model.batch import Batch, Row
+from headrace.model.families import FAMILIES
 from headrace.model.interface import AfterLayer, Model, nothing_after
-from headrace.model.llama import Llama
 from headrace.model.ops import Ops
 from headrace.model.shape import ModelShape
 from headrace.model.torch_ops import TorchOps
@@ -70,6 +70,21 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
             "original_max_position_embeddings": 64,
         },
     },
+    "Qwen3-MoE: a dense layer among sparse ones": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
 }
 
 TORCH_DTYPES: dict[KVDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -102,9 +117,25 @@ class Oracle:
         model = self.model if dtype == "fp32" else copy.deepcopy(self.model).to(TORCH_DTYPES[dtype])
         return model(torch.tensor([token_ids])).logits[0].float()
 
-    def ours(self, dtype: KVDtype = "fp32", wrapped: Callable[[Ops], Ops] = lambda ops: ops) -> Llama:
-        state = self.model.state_dict()
-        return Llama(self.shape, lambda name: state[name].to(TORCH_DTYPES[dtype]), wrapped(TorchOps(self.shape, dtype)))
+    def ours(self, dtype: KVDtype = "fp32", wrapped: Callable[[Ops], Ops] = lambda ops: ops) -> Model:
+        state = published(self.model.state_dict())
+        return FAMILIES[self.shape.architecture].model(
+            self.shape, lambda name: state[name].to(TORCH_DTYPES[dtype]), wrapped(TorchOps(self.shape, dtype))
+        )
+
+
+def published(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As checkpoints name them: transformers holds all experts of a layer in one tensor, gate above up."""
+    apart: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        experts, _, part = name.rpartition(".")
+        if not experts.endswith(".experts"):
+            apart[name] = tensor
+            continue
+        for expert, whole in enumerate(tensor):
+            pieces = zip(("gate_proj", "up_proj"), whole.chunk(2), strict=True) if "up" in part else [(part, whole)]
+            apart |= {f"{experts}.{expert}.{piece}.weight": weight for piece, weight in pieces}
+    return apart
 
 
 @dataclass(kw_only=True)

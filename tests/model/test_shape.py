@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVLayout
+from headrace.model.expert_fields import Experts
 from headrace.model.family_fields import LocalAttention
 from headrace.model.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from headrace.model.shape import ModelShape
@@ -301,10 +302,18 @@ def test_without_a_head_dim_qwen3s_is_128() -> None:
     assert ModelShape.from_config(without).head_dim == 128
 
 
-@pytest.mark.parametrize("config_class", [Qwen2Config, Qwen3Config])
-def test_a_qwen_written_by_transformers_is_understood(config_class: type[Qwen2Config | Qwen3Config]) -> None:
+@pytest.mark.parametrize("config_class", [Qwen2Config, Qwen3Config, Qwen3MoeConfig])
+def test_a_qwen_written_by_transformers_is_understood(
+    config_class: type[Qwen2Config | Qwen3Config | Qwen3MoeConfig],
+) -> None:
     architecture = config_class.__name__.replace("Config", "ForCausalLM")
-    config = config_class(architectures=[architecture], num_key_value_heads=4, rope_parameters=dict(YARN_ROPE))
+    config = config_class(
+        architectures=[architecture],
+        hidden_size=4096,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        rope_parameters=dict(YARN_ROPE),
+    )
     shape = ModelShape.from_config(config.to_dict())
     assert (shape.rope_theta, shape.head_dim, shape.num_kv_heads) == (1e4, 128, 4)
     assert shape.rope_scaling == OF_YARN
@@ -331,6 +340,72 @@ def test_a_field_of_qwen_that_makes_another_model_is_named(config: dict[str, Any
 def test_a_qwen3_with_biases_is_refused() -> None:
     with pytest.raises(InputError, match="attention_bias: must be absent or False"):
         ModelShape.from_config({**QWEN3, "attention_bias": True})
+
+
+# ---- Qwen3-MoE -----------------------------------------------------------------------------------------------------
+
+QWEN3_MOE: dict[str, Any] = {
+    **QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "qkv_bias": False,
+    "shared_expert_intermediate_size": 0,
+    "use_qk_norm": True,
+}
+
+
+def experts_of(**changes: Any) -> Experts | None:
+    """`...` takes a field out."""
+    config = {**QWEN3_MOE, **changes}
+    return ModelShape.from_config({field: value for field, value in config.items() if value is not ...}).experts
+
+
+def test_a_qwen3_moe_is_a_qwen3_with_experts() -> None:
+    experts = Experts(layers=tuple(range(30)), num_experts=128, num_chosen=8, intermediate_size=768, renormalised=True)
+    dense = ModelShape.from_config(QWEN3)
+    assert dense.experts is None
+    expected = replace(dense, architecture="Qwen3MoeForCausalLM", experts=experts)
+    assert ModelShape.from_config(QWEN3_MOE) == expected
+    assert experts_of(num_experts=..., num_local_experts=128) == experts
+
+
+def test_what_a_qwen3_moe_does_not_say_is_as_transformers_has_it() -> None:
+    silent = experts_of(decoder_sparse_step=..., mlp_only_layers=..., norm_topk_prob=...)
+    assert silent is not None and silent.layers == tuple(range(30)) and not silent.renormalised
+
+
+def test_every_so_many_layers_have_experts_without_those_that_are_named() -> None:
+    experts = experts_of(decoder_sparse_step=4, mlp_only_layers=[7, 8])
+    assert experts is not None and experts.layers == (3, 11, 15, 19, 23, 27)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 129}, r"num_experts_per_tok: must be at most num_experts \(128\) .*, is 129"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok: must be a whole number of at least 1"),
+        ({"num_experts": ...}, "num_experts: must be a whole number of at least 1 in config.json, is missing"),
+        ({"num_local_experts": 64}, "num_experts: must be one number .*, is num_experts 128, num_local_experts 64"),
+        ({"moe_intermediate_size": ...}, "moe_intermediate_size: must be a whole number"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob: must be true or false"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step: must be a whole number of at least 1"),
+        ({"mlp_only_layers": [30]}, r"mlp_only_layers: must be a list of layers in 0..29 .*, is \[30\]"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers: must be a list of layers"),
+        ({"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size: must be absent or 0"),
+        ({"qkv_bias": True}, "qkv_bias: must be absent or False"),
+        ({"use_qk_norm": False}, "use_qk_norm: must be absent or True"),
+        ({"use_sliding_window": True}, "use_sliding_window: must be absent or False"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: must be absent"),
+    ],
+)  # fmt: skip
+def test_experts_that_are_not_computed_are_refused_by_field(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        experts_of(**changes)
 
 
 # ---- Gemma 3 -------------------------------------------------------------------------------------------------------

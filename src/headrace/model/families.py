@@ -6,7 +6,7 @@ Owns the table; `shape` knows the same architectures by their numbers, without t
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headrace.model import gemma3, llama
+from headrace.model import gemma3, llama, qwen3_moe
 from headrace.model.interface import Model
 from headrace.model.ops import Ops
 from headrace.model.shape import ModelShape
@@ -23,5 +23,6 @@ FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family(tensor_shapes=llama.tensor_shapes, model=llama.Llama),
     "Qwen2ForCausalLM": Family(tensor_shapes=llama.tensor_shapes, model=llama.Llama),
     "Qwen3ForCausalLM": Family(tensor_shapes=llama.tensor_shapes, model=llama.Llama),
+    "Qwen3MoeForCausalLM": Family(tensor_shapes=qwen3_moe.tensor_shapes, model=qwen3_moe.qwen3_moe),
     "Gemma3ForCausalLM": Family(tensor_shapes=gemma3.tensor_shapes, model=gemma3.Gemma3),
 }

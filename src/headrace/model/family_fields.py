@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from headrace.errors import InputError
 from headrace.model.config_fields import Config, count, positive, rope_theta
+from headrace.model.expert_fields import Experts, experts
 from headrace.model.rope import ROPE_TYPES, RopeScaling, rope_scaling
 
 
@@ -32,14 +33,15 @@ class AttentionFields:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyFields:
     """`defaults`: what fields mean that are absent or null; `known_values`: fields that have one of these values or
-    none, any other would make another model; `attention`: of configuration, number of layers and head_dim; the rest as
-    in the shape."""
+    none, any other would make another model; `attention`: of configuration, number of layers and head_dim; `experts`:
+    of configuration and number of layers; the rest as in the shape."""
 
     defaults: Mapping[str, object]
     known_values: Mapping[str, tuple[object, ...]]
     attention: Callable[[Config, int, int], AttentionFields]
     has_qkv_bias: bool = False
     has_head_norms: bool = False
+    experts: Callable[[Config, int], Experts] | None = None
 
 
 def _llama_attention(config: Config, num_layers: int, head_dim: int) -> AttentionFields:
@@ -126,6 +128,19 @@ FAMILY_FIELDS: Mapping[str, FamilyFields] = {
         known_values={**_QWEN_VALUES, "attention_bias": (False,)},
         attention=_qwen_attention,
         has_head_norms=True,
+    ),
+    "Qwen3MoeForCausalLM": FamilyFields(
+        defaults={"decoder_sparse_step": 1, "mlp_only_layers": []},
+        known_values={
+            **_QWEN_VALUES,
+            "attention_bias": (False,),
+            "qkv_bias": (False,),
+            "use_qk_norm": (True,),
+            "shared_expert_intermediate_size": (0,),
+        },
+        attention=_qwen_attention,
+        has_head_norms=True,
+        experts=experts,
     ),
     "Gemma3ForCausalLM": FamilyFields(
         defaults={

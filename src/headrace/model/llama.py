@@ -1,12 +1,14 @@
 """The Llama family: grouped-query attention with rotary positions, rms-norm, a silu-gated MLP. And the two that differ
 from it by one line each: Qwen2, with a bias on queries, keys and values, and dense Qwen3, with normed queries and keys.
+`qwen3_moe` has another MLP.
 
 Owns one model's weights and the order of its operations, which `ops` computes. Knows no files: `weights` hands it its
 tensors. Runs on the model thread; while it calls torch or a kernel, the GIL is free.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -24,6 +26,43 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     return decoder_tensor_shapes(shape, ["input_layernorm", "post_attention_layernorm"])
 
 
+class Mlp(Protocol):
+    """What a layer does after its attention, to each token by itself."""
+
+    def add_to(self, x: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Add its result for `inputs`, `[n, C] dtype`, to `x`, `[n, C] fp32`, in place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMlp:
+    gate_up: GatedLinear
+    down: Linear
+
+    def apply(self, inputs: torch.Tensor) -> torch.Tensor:
+        """`[n, C] dtype` -> `[n, C] fp32`."""
+        return self.down.apply(self.gate_up.apply(inputs))
+
+    def add_to(self, x: torch.Tensor, inputs: torch.Tensor) -> None:
+        self.down.add_to(x, self.gate_up.apply(inputs))
+
+
+def gated_mlp(weight: Tensors, ops: Ops, name: str = "mlp") -> GatedMlp:
+    """Of the tensors below `name` in a layer."""
+    return GatedMlp(
+        gate_up=ops.gated_linear(weight(f"{name}.gate_proj"), weight(f"{name}.up_proj")),
+        down=ops.linear(weight(f"{name}.down_proj")),
+    )
+
+
+LayerMlp = Callable[[int, Tensors, Ops], Mlp]
+"""Packs the MLP of the layer of that number, whose weights these are."""
+
+
+def _same_in_every_layer(number: int, weight: Tensors, ops: Ops) -> Mlp:
+    return gated_mlp(weight, ops)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     attention_norm: torch.Tensor  # [C] fp32
@@ -31,19 +70,20 @@ class _Layer:
     heads: HeadNorms | None
     out: Linear
     mlp_norm: torch.Tensor  # [C] fp32
-    gate_up: GatedLinear
-    down: Linear
+    mlp: Mlp
 
 
 class Llama:
     """A `Model`. `tensor` yields those of `tensor_shapes` in the dtype of `ops`, each when it is packed: weights that
     were read and weights that are packed are never all in memory at once."""
 
-    def __init__(self, shape: ModelShape, tensor: Tensors, ops: Ops) -> None:
+    def __init__(
+        self, shape: ModelShape, tensor: Tensors, ops: Ops, layer_mlp: LayerMlp = _same_in_every_layer
+    ) -> None:
         self.shape = shape
         self._ops = ops
         self._embedding = tensor("model.embed_tokens.weight")  # [V, C]
-        self._layers = [_layer(shape, tensor, number, ops) for number in range(shape.num_layers)]
+        self._layers = [_layer(shape, tensor, number, ops, layer_mlp) for number in range(shape.num_layers)]
         self._norm = tensor("model.norm.weight").float()
         self._head = ops.linear(self._embedding if shape.tie_word_embeddings else tensor("lm_head.weight"))
         self._rotary = rotary(shape.rope_theta, shape.head_dim, shape.rope_scaling)
@@ -63,11 +103,11 @@ class Llama:
             after_layer(number)
             if number == self.shape.num_layers - 1:  # from here on, only rows with logits matter
                 x = x[torch.from_numpy(batch.logit_rows)]  # [L, C]
-            layer.down.add_to(x, layer.gate_up.apply(ops.rms_norm(x, layer.mlp_norm, eps)))
+            layer.mlp.add_to(x, ops.rms_norm(x, layer.mlp_norm, eps))
         return self._head.apply(ops.rms_norm(x, self._norm, eps))  # [L, V]
 
 
-def _layer(shape: ModelShape, tensor: Tensors, number: int, ops: Ops) -> _Layer:
+def _layer(shape: ModelShape, tensor: Tensors, number: int, ops: Ops, layer_mlp: LayerMlp) -> _Layer:
     weight, bias = layer_tensors(tensor, number), layer_tensors(tensor, number, "bias")
     biases = torch.cat([bias(f"self_attn.{part}_proj") for part in "qkv"]).float() if shape.has_qkv_bias else None
     return _Layer(
@@ -76,8 +116,7 @@ def _layer(shape: ModelShape, tensor: Tensors, number: int, ops: Ops) -> _Layer:
         heads=_head_norms(weight, shape.rms_norm_eps) if shape.has_head_norms else None,
         out=ops.linear(weight("self_attn.o_proj")),
         mlp_norm=weight("post_attention_layernorm").float(),
-        gate_up=ops.gated_linear(weight("mlp.gate_proj"), weight("mlp.up_proj")),
-        down=ops.linear(weight("mlp.down_proj")),
+        mlp=layer_mlp(number, weight, ops),
     )
 
 

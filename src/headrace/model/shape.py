@@ -11,6 +11,7 @@ from typing import Any
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype, KVLayout
 from headrace.model.config_fields import Config, count, flag, positive, require_known, said, token_ids
+from headrace.model.expert_fields import Experts
 from headrace.model.family_fields import FAMILY_FIELDS, LocalAttention
 from headrace.model.quantization import weight_block_size
 from headrace.model.rope import RopeScaling, YarnScaling
@@ -38,6 +39,7 @@ class ModelShape:
     has_head_norms: bool = False  # an rms-norm of each head's query and key, before they turn
     local_attention: LocalAttention | None = None  # None: every layer sees everything
     weight_block_size: tuple[int, int] | None = None  # rows and columns of FP8 weights that share a scale
+    experts: Experts | None = None  # None: every layer has one MLP, of intermediate_size
     max_model_len: int
     tie_word_embeddings: bool
     bos_token_id: int | None
@@ -72,6 +74,7 @@ class ModelShape:
             has_head_norms=family.has_head_norms,
             local_attention=attention.local,
             weight_block_size=weight_block_size(config),
+            experts=family.experts(config, num_layers) if family.experts else None,
             max_model_len=_max_model_len(config, attention.rope_scaling),
             tie_word_embeddings=flag(config, "tie_word_embeddings"),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,

@@ -52,7 +52,7 @@ class TimedOps:
     """`ops`, with the time of every call added to `times`. `vocab_size` tells the head from other products."""
 
     def __init__(self, ops: Ops, times: OpTimes, *, vocab_size: int) -> None:
-        self.weight_bytes = 0  # that a step reads: all that was packed
+        self.weight_bytes = 0  # all that was packed: what a step reads, but for experts that no token chose
         self._ops = ops
         self._times = times
         self._vocab_size = vocab_size

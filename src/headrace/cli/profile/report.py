@@ -65,18 +65,21 @@ class StreamsProfile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """`read_gbps`: at which the threads read so many bytes of memory; None where torch computes, whose weights lie
-    otherwise."""
+    otherwise. `chooses_weights`: a step reads only the experts that its tokens chose, of `weight_bytes`."""
 
     machine: str
     kernels: str
     workload: str
     weight_bytes: int
     read_gbps: float | None
+    chooses_weights: bool
     streams: Sequence[StreamsProfile]
 
     def bound_ms(self, of: StreamsProfile) -> float | None:
-        """No step is shorter: weights, keys and values are read once."""
-        return None if self.read_gbps is None else (self.weight_bytes + of.key_bytes) / self.read_gbps / 1e6
+        """No step is shorter: weights, keys and values are read once. None where not known."""
+        if self.read_gbps is None or self.chooses_weights:
+            return None
+        return (self.weight_bytes + of.key_bytes) / self.read_gbps / 1e6
 
 
 def rendered(profile: Profile) -> str:
@@ -119,6 +122,7 @@ def _bound_row(profile: Profile) -> Iterator[list[str]]:
 def _below(profile: Profile) -> Iterator[str]:
     keys = ", ".join(f"{one.key_bytes / 1e6:.0f}" for one in profile.streams)
     rate = "" if profile.read_gbps is None else f", at {profile.read_gbps:.1f} GB/s where nothing else is done"
-    yield f"A step reads {profile.weight_bytes / 1e6:.0f} MB of weights and {keys} MB of keys and values{rate}."
+    most = "at most " if profile.chooses_weights else ""
+    yield f"A step reads {most}{profile.weight_bytes / 1e6:.0f} MB of weights and {keys} MB of keys and values{rate}."
     costs = ", ".join(f"{one.stopwatch_ms:.3f}" for one in profile.streams)
     yield f"The stopwatches themselves took about {costs} ms a step, most of it in the row of Python."

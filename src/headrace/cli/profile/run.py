@@ -56,6 +56,7 @@ def run_profile(plan: ProfilePlan) -> Profile | None:
         workload=_workload(plan),
         weight_bytes=model.weight_bytes,
         read_gbps=model.read_gbps(plan.options.threads),
+        chooses_weights=plan.shape.experts is not None,
         streams=profiles,
     )
 
