@@ -49,6 +49,7 @@ def processes_of(directory: Path) -> list[str]:
     return found
 
 
+@pytest.mark.timing
 def test_a_profile_tells_where_the_time_of_its_steps_went(started: Started, tmp_path: Path, short_path: Path) -> None:
     file = tmp_path / "profile.json"
     process = started("--streams", "1,3", "--kv-len", "50", "--steps", "12", "--json", str(file))

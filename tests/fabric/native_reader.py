@@ -5,10 +5,12 @@ import ctypes
 import mmap
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
@@ -210,6 +212,16 @@ class ReaderProcess:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
+
+    def stop(self) -> None:
+        """Every thread of it has stopped when this returns."""
+        self.process.send_signal(signal.SIGSTOP)
+        threads = [thread / "stat" for thread in Path(f"/proc/{self.process.pid}/task").iterdir()]
+        while any(thread.read_text().rpartition(")")[2].split()[0] != "T" for thread in threads):
+            time.sleep(0)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def ask(self, *words: str | int) -> str:
         assert self.process.stdin is not None and self.process.stdout is not None

@@ -3,9 +3,7 @@
 The memory is this process's own, so every byte of it can be looked at; the writer is another process.
 """
 
-import os
 import select
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,11 +76,11 @@ def target() -> Iterator[Target]:
 
 @contextmanager
 def stopped(writer: ReaderProcess) -> Iterator[None]:
-    os.kill(writer.process.pid, signal.SIGSTOP)
+    writer.stop()
     try:
         yield
     finally:
-        os.kill(writer.process.pid, signal.SIGCONT)
+        writer.go_on()
 
 
 def test_a_revoke_in_the_middle_of_a_64_kib_write_keeps_the_rest_of_it_out(target: Target) -> None:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,14 +75,11 @@ def entered_reader(side: NativeSide, process: ReaderProcess) -> PeerId:
 
 @contextmanager
 def stopped(process: ReaderProcess) -> Iterator[None]:
-    process.process.send_signal(signal.SIGSTOP)
+    process.stop()
     try:
-        tasks = [task / "stat" for task in Path(f"/proc/{process.process.pid}/task").iterdir()]
-        while any(task.read_text().rpartition(")")[2].split()[0] != "T" for task in tasks):
-            pass
         yield
     finally:
-        process.process.send_signal(signal.SIGCONT)
+        process.go_on()
 
 
 @contextmanager

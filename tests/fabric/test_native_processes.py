@@ -4,7 +4,6 @@ import ctypes
 import mmap
 import os
 import select
-import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -172,7 +171,7 @@ def test_a_stopped_reader_takes_its_window_and_gets_the_rest_when_it_goes_on(
             each.ask("arm", 5, 1)
             writer.write(target, 5, 1)
             each.ask("reached", 5)
-        reader.process.send_signal(signal.SIGSTOP)
+        reader.stop()
         # More than the window of the one and the lane of the other takes.
         num_pages, length = (400, PAGE) if writer.transport == "tcp" else (9000, 3072)
         held = writer.write(peer, 6, num_pages, length=length)
@@ -180,7 +179,7 @@ def test_a_stopped_reader_takes_its_window_and_gets_the_rest_when_it_goes_on(
         assert writer.done(writer.write(kept, 7, 400)) is not None
         other.ask("reached", 7)
         assert writer.done(held, seconds=0.2) is None
-        reader.process.send_signal(signal.SIGCONT)
+        reader.go_on()
         reader.ask("arm", 8, 1)
         done = writer.done(held)
         assert done is not None and (done.num_posted, done.num_failed) == (num_pages, 0)

@@ -45,7 +45,7 @@ def side() -> Iterator[NativeSide]:
 @contextmanager
 def stopped(process: ReaderProcess) -> Iterator[None]:
     """For 5 seconds at most, or what it holds up would hang instead of failing."""
-    process.process.send_signal(signal.SIGSTOP)
+    process.stop()
     over = threading.Timer(5.0, process.process.send_signal, (signal.SIGCONT,))
     over.start()
     try:
@@ -117,7 +117,7 @@ def test_what_is_under_way_to_a_process_that_is_killed_completes_in_error(side: 
         reader.ask("arm", 1, 1)
         side.write(peer, 1, PAGE)
         reader.ask("reached", 1)
-        reader.process.send_signal(signal.SIGSTOP)
+        reader.stop()
         transfer = side.write_pages(peer, 2, 100, PAGE)
         assert side.done(transfer, 0.2) is None
         reader.process.kill()

@@ -25,6 +25,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
     "group of 4": {"hidden_size": 200, "intermediate_size": 300},
     "Qwen2: biases": {"hidden_size": 192, "intermediate_size": 130},
     "Qwen3: normed heads, untied, a rope of yarn": {"hidden_size": 129, "intermediate_size": 256},
+    "Qwen3-MoE: a dense layer among sparse ones": {"hidden_size": 160, "moe_intermediate_size": 136},
 }
 
 

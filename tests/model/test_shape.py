@@ -400,7 +400,6 @@ def test_every_so_many_layers_have_experts_without_those_that_are_named() -> Non
         ({"qkv_bias": True}, "qkv_bias: must be absent or False"),
         ({"use_qk_norm": False}, "use_qk_norm: must be absent or True"),
         ({"use_sliding_window": True}, "use_sliding_window: must be absent or False"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: must be absent"),
     ],
 )  # fmt: skip
 def test_experts_that_are_not_computed_are_refused_by_field(changes: dict[str, object], message: str) -> None:
