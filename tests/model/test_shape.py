@@ -89,6 +89,19 @@ def test_rope_theta_is_found_wherever_it_stands(fields: dict[str, Any], theta: f
 
 
 @pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"rope_theta": 1}, "rope_theta"),
+        ({"rope_theta": ..., "rope_parameters": {"rope_theta": 0.5}}, "rope_parameters.rope_theta"),
+    ],
+)
+def test_a_rope_theta_of_at_most_one_is_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match="must be above 1") as caught:
+        shape_of(**fields)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
     ("fields", "expected"),
     [
         pytest.param({"head_dim": ...}, {"head_dim": 64}, id="head_dim from the hidden size"),

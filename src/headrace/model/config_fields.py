@@ -63,6 +63,9 @@ def rope_theta(config: Config, top: str, ropes: Mapping[str, object], default: f
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{field} {theta:g}" for field, theta in found.items())
         raise InputError(top, f"must be one number in config.json, is {listed}")
+    for field, theta in found.items():
+        if theta <= 1:  # no angle would be slower than another
+            raise InputError(field, f"must be above 1 in config.json, is {theta:g}")
     return next(iter(found.values()), default)
 
 

@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::size_t kReceives = 128;  // of each NIC
 constexpr std::uint64_t kMaxWindow = 64;
-constexpr std::uint64_t kKeepAlive =
-    5'000'000'000;  // ns between looks for new connections: some 10 us for each that there is
+// ns between looks for new connections: some 10 us for each that there is
+constexpr std::uint64_t kKeepAlive = 5'000'000'000;
 // What a provider may have taken from a socket and not yet put in its place.
 constexpr std::uint64_t kMaxStaged = std::uint64_t{1} << 20;
 
