@@ -240,6 +240,28 @@ def test_ctrl_c_is_still_a_keyboard_interrupt(when: str) -> None:
     assert ended.returncode == 0
 
 
+def test_looking_for_transports_leaves_the_handlers_of_signals_as_they_were() -> None:
+    """It opens an endpoint of each provider, and shm's first one puts handlers of its own in their place. Python does
+    not see that: the system is asked."""
+    ended = run_python(
+        """
+        import ctypes, signal
+        from headrace.fabric.native import available_transports
+        libc, space = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+        def handlers():
+            found = []
+            for number in signal.valid_signals():
+                libc.sigaction(int(number), None, space)
+                found.append(space.raw[: ctypes.sizeof(ctypes.c_void_p)])
+            return found
+        before = handlers()
+        assert "shm" in available_transports()
+        assert handlers() == before
+        """
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_sigterm_still_ends_the_process_by_itself() -> None:
     """Python's table of handlers does not show what a library put behind its back; the exit status does."""
     ended = run_python(

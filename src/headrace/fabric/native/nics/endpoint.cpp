@@ -69,6 +69,7 @@ bool is_arrival(const fi_cq_data_entry& entry) {
 }  // namespace
 
 bool has_provider(const std::string& provider) {
+  const SignalHandlers handlers;
   try {
     const Endpoint opened(provider, {});
     return true;
