@@ -150,12 +150,8 @@ void Endpoint::open(const std::string& provider, const Local& local) {
   cq_attr.format = FI_CQ_FORMAT_DATA;
   cq_attr.wait_obj = is_shm ? FI_WAIT_NONE : FI_WAIT_FD;
   fid_cq* queue = nullptr;
-  // shm has nothing to sleep on, nor has efa before libfabric 2.5: their owner has to look.
-  bool wakes = !is_shm;
-  int rc = -FI_ENOSYS;
-  if (wakes) rc = fi_cq_open(domain, &cq_attr, &queue, nullptr);
-  if (rc == -FI_ENOSYS) {
-    wakes = false;
+  int rc = fi_cq_open(domain, &cq_attr, &queue, nullptr);
+  if (rc == -FI_ENOSYS) {  // efa before libfabric 2.5: its owner has to look, as shm's
     cq_attr.wait_obj = FI_WAIT_NONE;
     rc = fi_cq_open(domain, &cq_attr, &queue, nullptr);
   }
@@ -171,7 +167,7 @@ void Endpoint::open(const std::string& provider, const Local& local) {
     check("fi_setname", fi_setname(&endpoint->fid, name.data(), name.size() + 1));
   }
   check("fi_enable", fi_enable(endpoint));
-  if (wakes) check("fi_control(FI_GETWAIT)", fi_control(&queue->fid, FI_GETWAIT, &wait_fd_));
+  if (cq_attr.wait_obj == FI_WAIT_FD) check("fi_control(FI_GETWAIT)", fi_control(&queue->fid, FI_GETWAIT, &wait_fd_));
 }
 
 void Endpoint::read_traits() {
