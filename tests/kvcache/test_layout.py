@@ -22,6 +22,7 @@ layouts = st.builds(
     num_pages=st.integers(1, 7),
     num_aux_slots=st.integers(1, 4),
     aux_slot_bytes=st.integers(1, 200),
+    num_ranks=st.integers(1, 4),
 )
 
 SMOLLM2 = KVLayout(num_layers=30, num_kv_heads=3, page_size=16, head_dim=64, dtype="bf16")
@@ -37,18 +38,30 @@ def test_smollm2_has_pages_of_12_kib_and_the_pool_is_whole_huge_pages() -> None:
     assert layout.total_bytes == 18 * POOL_ALIGNMENT  # 36,868,096 bytes are 17.58 of them
 
 
+def test_a_latent_is_one_head_that_is_stored_once() -> None:
+    deepseek_v3 = KVLayout(num_layers=61, num_kv_heads=1, page_size=64, head_dim=512 + 64, dtype="bf16", kind="mla")
+    assert deepseek_v3.page_shape == (64, 576)
+    assert deepseek_v3.head_bytes == deepseek_v3.page_bytes == 64 * 576 * 2
+    assert deepseek_v3.token_bytes == 70_272
+    with pytest.raises(InputError, match=r"num_kv_heads: must be 1 of kind mla, is 2"):
+        replace(deepseek_v3, num_kv_heads=2)
+
+
 def test_fp32_doubles_every_page() -> None:
     assert replace(SMOLLM2, dtype="fp32").page_bytes == 2 * SMOLLM2.page_bytes
 
 
 @given(layout=layouts)
 def test_pages_and_aux_slots_tile_the_pool_without_touching_each_other(layout: PoolLayout) -> None:
-    spans = [
-        (layout.page_offset(layer, page), layout.kv.page_bytes)
-        for layer in range(layout.kv.num_layers)
-        for page in range(layout.num_pages)
-    ]
-    assert [begin for begin, _ in spans] == [i * layout.kv.page_bytes for i in range(len(spans))]
+    spans: list[tuple[int, int]] = []
+    for rank in range(layout.num_ranks):
+        begin = rank * layout.rank_stride
+        assert begin % POOL_ALIGNMENT == 0
+        for layer in range(layout.kv.num_layers):
+            for page in range(layout.num_pages):
+                assert layout.page_offset(layer, page, rank) == begin
+                spans.append((begin, layout.kv.page_bytes))
+                begin += layout.kv.page_bytes
     spans += [(layout.aux_offset(slot), layout.aux_slot_bytes) for slot in range(layout.num_aux_slots)]
     ends = [begin + length for begin, length in spans]
     assert all(begin >= end for (begin, _), end in zip(spans[1:], ends, strict=False))
@@ -69,7 +82,7 @@ def test_a_kv_layout_without_something_in_it_is_refused(field: str, value: int) 
         replace(SMOLLM2, **{field: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("field", ["num_pages", "num_aux_slots", "aux_slot_bytes"])
+@pytest.mark.parametrize("field", ["num_pages", "num_aux_slots", "aux_slot_bytes", "num_ranks"])
 def test_a_pool_layout_without_something_in_it_is_refused(field: str) -> None:
     with pytest.raises(InputError, match=f"{field}: must be at least 1, is 0"):
         replace(POOL, **{field: 0})  # type: ignore[arg-type]

@@ -105,3 +105,17 @@ def test_a_view_stays_valid_after_the_memory_was_closed(memory: PoolMemory) -> N
     assert bool((views[0] == 1.0).all())
     with pytest.raises(Closed):
         layer_views(memory, pool_layout())
+
+
+def test_a_rank_has_views_of_its_own_part_alone() -> None:
+    kv = KVLayout(num_layers=2, num_kv_heads=1, page_size=5, head_dim=6, dtype="fp32", kind="mla")
+    layout = PoolLayout(kv=kv, num_pages=7, num_aux_slots=3, aux_slot_bytes=100, num_ranks=3)
+    memory = PoolMemory(layout.total_bytes)
+    try:
+        for rank in range(3):
+            views = layer_views(memory, layout, rank)
+            assert all(view.shape == (7, 5, 6) and not view.any() for view in views)
+            views[1][4] = rank + 1.0
+            assert views[1][4].data_ptr() - memory.bytes.ctypes.data == layout.page_offset(1, 4, rank)
+    finally:
+        memory.close()

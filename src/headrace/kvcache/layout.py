@@ -1,20 +1,25 @@
 """Where every byte of a KV pool lies: pages of all layers first, aux slots behind them. Pure arithmetic.
 
-Owns the shape of the KV memory and nothing in it; gateway and planner use it as the engine does. Layers are outermost,
-so that one layer is one contiguous view, and K and V of one head are adjacent, so that any range of heads of a page is
-one contiguous write:
+Owns the shape of the KV memory and nothing in it; gateway and planner use it as the engine does. An instance's ranks
+share one memory. In a rank's part layers are outermost, so that one layer is one contiguous view, and K and V of one
+head are adjacent, so that any range of heads of a page is one contiguous write:
 
-    [layer 0 | layer 1 | .. | layer L-1 | aux slot 0 | aux slot 1 | ..        ]   total_bytes, whole 2 MiB
-     page 0, page 1, ..                   64-byte aligned, stride aux_stride
-     [num_kv_heads, 2, page_size, head_dim] each
+    [rank 0                                 | rank 1 | .. | aux slot 0 | aux slot 1 | .. ]   total_bytes, whole 2 MiB
+     layer 0 | layer 1 | .. | layer L-1                     64-byte aligned, stride aux_stride
+     page 0, page 1, ..                       whole 2 MiB
+     page_shape each
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from headrace.errors import InputError
 
 KVDtype = Literal["bf16", "fp32"]
+
+KVKind = Literal["gqa", "mla"]
+"""What a page holds of each token: a key and a value for every KV head, or one latent that all heads share."""
 
 POOL_ALIGNMENT = 2 << 20
 """Pools are whole huge pages: only those can be collapsed, and an alias of the pool ends where a mapping can end."""
@@ -35,8 +40,9 @@ def num_pages_for(num_tokens: int, page_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """The KV of one rank: what is equal at both ends of a transfer (with equal sharding), whatever the pool sizes.
+    """The KV of one rank, or of the whole model where `sharding` says so: what does not depend on pool sizes.
 
+    Of kind "mla" there is one head, whose head_dim is the latent's width: rank of the compression and rotary part.
     page_size is any number from 1 on: nothing here shifts or masks, and an odd one in a test finds what a power of
     two hides. What a model's attention kernel takes is the model's business.
     """
@@ -46,10 +52,15 @@ class KVLayout:
     page_size: int  # tokens
     head_dim: int
     dtype: KVDtype
+    kind: KVKind = "gqa"
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "num_kv_heads", "page_size", "head_dim"):
             _require_positive(field, getattr(self, field))
+        if self.kind not in get_args(KVKind):
+            raise InputError("kind", f"must be one of {', '.join(get_args(KVKind))}, is {self.kind!r}")
+        if self.kind == "mla" and self.num_kv_heads != 1:
+            raise InputError("num_kv_heads", f"must be 1 of kind mla, is {self.num_kv_heads}")
         if self.dtype not in _ITEMSIZE:
             raise InputError("dtype", f"must be one of {', '.join(get_args(KVDtype))}, is {self.dtype!r}")
 
@@ -58,9 +69,21 @@ class KVLayout:
         return _ITEMSIZE[self.dtype]
 
     @property
+    def page_shape(self) -> tuple[int, ...]:
+        """Of one page of one layer, in elements."""
+        if self.kind == "mla":
+            return (self.page_size, self.head_dim)
+        return (self.num_kv_heads, 2, self.page_size, self.head_dim)
+
+    @property
     def head_bytes(self) -> int:
-        """K and V of one head of one page."""
-        return 2 * self.page_size * self.head_dim * self.itemsize
+        """K and V of one head of one page; of kind mla, the page."""
+        return math.prod(self.page_shape) // self.num_kv_heads * self.itemsize
+
+    @property
+    def token_bytes(self) -> int:
+        """Of all layers."""
+        return self.num_layers * self.page_bytes // self.page_size
 
     @property
     def page_bytes(self) -> int:
@@ -70,15 +93,17 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLayout:
-    """One rank's KV memory: every byte offset that anybody reads or writes comes from here."""
+    """An instance's KV memory: every byte offset that anybody reads or writes comes from here. `kv` and `num_pages` are
+    each rank's."""
 
     kv: KVLayout
     num_pages: int
     num_aux_slots: int
     aux_slot_bytes: int
+    num_ranks: int = 1
 
     def __post_init__(self) -> None:
-        for field in ("num_pages", "num_aux_slots", "aux_slot_bytes"):
+        for field in ("num_pages", "num_aux_slots", "aux_slot_bytes", "num_ranks"):
             _require_positive(field, getattr(self, field))
 
     @property
@@ -87,8 +112,12 @@ class PoolLayout:
 
     @property
     def pages_bytes(self) -> int:
-        """All pages of all layers."""
+        """All pages of all layers of one rank."""
         return self.kv.num_layers * self.layer_stride
+
+    @property
+    def rank_stride(self) -> int:
+        return _round_up(self.pages_bytes, POOL_ALIGNMENT)
 
     @property
     def aux_stride(self) -> int:
@@ -98,14 +127,16 @@ class PoolLayout:
     def total_bytes(self) -> int:
         return _round_up(self.aux_offset(0) + self.num_aux_slots * self.aux_stride, POOL_ALIGNMENT)
 
-    def page_offset(self, layer: int, page: int) -> int:
+    def page_offset(self, layer: int, page: int, rank: int = 0) -> int:
         _require_index("layer", layer, self.kv.num_layers)
         _require_index("page", page, self.num_pages)
-        return layer * self.layer_stride + page * self.kv.page_bytes
+        _require_index("rank", rank, self.num_ranks)
+        return rank * self.rank_stride + layer * self.layer_stride + page * self.kv.page_bytes
 
     def aux_offset(self, slot: int) -> int:
         _require_index("slot", slot, self.num_aux_slots)
-        return _round_up(self.pages_bytes, AUX_ALIGNMENT) + slot * self.aux_stride
+        end_of_pages = (self.num_ranks - 1) * self.rank_stride + self.pages_bytes
+        return _round_up(end_of_pages, AUX_ALIGNMENT) + slot * self.aux_stride
 
     def aux_slice(self, slot: int) -> slice:
         """The slot's bytes in the memory as an array of bytes."""

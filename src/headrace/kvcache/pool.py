@@ -15,21 +15,21 @@ from headrace.kvcache.memory import PoolMemory
 TORCH_DTYPES: dict[KVDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def layer_views(memory: PoolMemory, layout: PoolLayout) -> list[torch.Tensor]:
-    """Per layer `[num_pages, num_kv_heads, 2, page_size, head_dim]` in the layout's dtype: K is [:, :, 0], V [:, :, 1].
+def layer_views(memory: PoolMemory, layout: PoolLayout, rank: int = 0) -> list[torch.Tensor]:
+    """Per layer of `rank` `[num_pages, *page_shape]` in the layout's dtype; of kind gqa that is `[num_pages,
+    num_kv_heads, 2, page_size, head_dim]`: K is [:, :, 0], V [:, :, 1].
 
     The views share the memory with everybody who mapped it and keep it mapped. Raises InputError, Closed.
     """
     _require_room(memory, layout)
     kv = layout.kv
-    shape = (layout.num_pages, kv.num_kv_heads, 2, kv.page_size, kv.head_dim)
     return [
         torch.frombuffer(
             memory.bytes,
             dtype=TORCH_DTYPES[kv.dtype],
-            offset=layout.page_offset(layer, 0),
+            offset=layout.page_offset(layer, 0, rank),
             count=layout.layer_stride // kv.itemsize,
-        ).view(shape)
+        ).view(layout.num_pages, *kv.page_shape)
         for layer in range(kv.num_layers)
     ]
 
