@@ -6,8 +6,8 @@ import torch
 from llama_oracle import Oracle, PagedLlama, random_tokens
 
 from headrace.model.expert_fields import Experts
+from headrace.model.expert_mlp import ExpertMlp, SoftmaxRouter
 from headrace.model.llama import GatedMlp
-from headrace.model.qwen3_moe import ExpertMlp
 from headrace.model.torch_ops import TorchGatedLinear, TorchLinear
 
 VARIANT = "Qwen3-MoE: a dense layer among sparse ones"
@@ -55,7 +55,8 @@ def test_a_tokens_results_are_added_in_order_of_expert_whichever_it_prefers() ->
     torch.manual_seed(0)
     router, values, inputs = torch.randn(8, 1), torch.randn(8), torch.tensor([[1.0], [-1.0]])  # of opposite tastes
     mlp = ExpertMlp(
-        router=TorchLinear(router), experts=[always(float(value)) for value in values], num_chosen=8, renormalised=False
+        router=SoftmaxRouter(weight=TorchLinear(router), num_chosen=8, renormalised=False),
+        experts=[always(float(value)) for value in values],
     )
     x = torch.zeros(2, 1)
     mlp.add_to(x, inputs)
