@@ -68,12 +68,14 @@ class RemotePrefill:
         self._messenger = DecoderMessenger(
             fabric=self._fabric,
             identity=instance.identity,
-            pages=instance.pages,
+            pages=instance.pools[0],
             memory=instance.memory.bytes,
             rng=random.Random(),
             options=DecoderOptions(verify_kv=options.verify_kv),
         )
-        self._pump = _RoomWatchingPump(self._messenger, self._fabric, on_outcome, pages=instance.pages, on_room=on_room)
+        self._pump = _RoomWatchingPump(
+            self._messenger, self._fabric, on_outcome, pages=instance.pools[0], on_room=on_room
+        )
         self._peers: dict[PrefillerUuid, PeerId] = {}  # of those that are named: greeted
         self._named_by: dict[str, Mapping[PrefillerUuid, bytes]] = {}  # by gateway: addresses
         self._out_of_reach: dict[PrefillerUuid, str] = {}  # of those that are named: why, as it was told
