@@ -19,6 +19,11 @@ class Experts:
     num_chosen: int
     intermediate_size: int
     renormalised: bool
+    held: range | None = None  # by the rank whose part this is; None: all
+
+    @property
+    def own(self) -> range:
+        return self.held or range(self.num_experts)
 
 
 def experts(config: Config, num_layers: int) -> Experts:

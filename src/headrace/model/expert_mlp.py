@@ -73,7 +73,7 @@ def by_expert(choice: Choice, num_experts: int) -> Iterator[tuple[int, torch.Ten
 
 def packed_experts(weight: Tensors, experts: Experts, ops: Ops) -> list[GatedMlp]:
     """Of one layer's weights."""
-    return [gated_mlp(weight, ops, f"mlp.experts.{expert}") for expert in range(experts.num_experts)]
+    return [gated_mlp(weight, ops, f"mlp.experts.{expert}") for expert in experts.own]
 
 
 def with_experts(shape: ModelShape, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -87,7 +87,7 @@ def with_experts(shape: ModelShape, shapes: dict[str, tuple[int, ...]]) -> dict[
         shapes[f"{mlp}.gate.weight"] = (experts.num_experts, hidden)
         for part, size in of_expert.items():
             del shapes[f"{mlp}.{part}.weight"]
-            shapes |= {f"{mlp}.experts.{expert}.{part}.weight": size for expert in range(experts.num_experts)}
+            shapes |= {f"{mlp}.experts.{expert}.{part}.weight": size for expert in experts.own}
     return shapes
 
 

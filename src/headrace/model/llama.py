@@ -15,6 +15,8 @@ import torch
 from headrace.model.batch import Batch
 from headrace.model.interface import AfterLayer, nothing_after
 from headrace.model.ops import GatedLinear, HeadNorms, Linear, Ops
+from headrace.model.parallel import ALONE, Parallel, packed_head, summed
+from headrace.model.ranks import Ranks
 from headrace.model.rotary import rotary, rotation
 from headrace.model.shape import ModelShape
 from headrace.model.tensors import Tensors, decoder_tensor_shapes, layer_tensors
@@ -47,20 +49,16 @@ class GatedMlp:
         self.down.add_to(x, self.gate_up.apply(inputs))
 
 
-def gated_mlp(weight: Tensors, ops: Ops, name: str = "mlp") -> GatedMlp:
-    """Of the tensors below `name` in a layer."""
+def gated_mlp(weight: Tensors, ops: Ops, name: str = "mlp", ranks: Ranks = ALONE.group) -> GatedMlp:
+    """Of the tensors below `name` in a layer, cut over `ranks`."""
     return GatedMlp(
         gate_up=ops.gated_linear(weight(f"{name}.gate_proj"), weight(f"{name}.up_proj")),
-        down=ops.linear(weight(f"{name}.down_proj")),
+        down=summed(ops.linear(weight(f"{name}.down_proj")), ranks),
     )
 
 
 LayerMlp = Callable[[int, Tensors, Ops], Mlp]
 """Packs the MLP of the layer of that number, whose weights these are."""
-
-
-def _same_in_every_layer(number: int, weight: Tensors, ops: Ops) -> Mlp:
-    return gated_mlp(weight, ops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +73,27 @@ class _Layer:
 
 class Llama:
     """A `Model`. `tensor` yields those of `tensor_shapes` in the dtype of `ops`, each when it is packed: weights that
-    were read and weights that are packed are never all in memory at once."""
+    were read and weights that are packed are never all in memory at once. Of a rank, `shape` and tensors are its part.
+    """
 
     def __init__(
-        self, shape: ModelShape, tensor: Tensors, ops: Ops, layer_mlp: LayerMlp = _same_in_every_layer
+        self,
+        shape: ModelShape,
+        tensor: Tensors,
+        ops: Ops,
+        parallel: Parallel = ALONE,
+        layer_mlp: LayerMlp | None = None,
     ) -> None:
+        """Without `layer_mlp`, each layer has a `gated_mlp`."""
         self.shape = shape
         self._ops = ops
         self._embedding = tensor("model.embed_tokens.weight")  # [V, C]
-        self._layers = [_layer(shape, tensor, number, ops, layer_mlp) for number in range(shape.num_layers)]
+        mlp = layer_mlp or (lambda _, weight, ops: gated_mlp(weight, ops, ranks=parallel.group))
+        self._layers = [
+            _layer(shape, tensor, number, ops, mlp, ranks=parallel.group) for number in range(shape.num_layers)
+        ]
         self._norm = tensor("model.norm.weight").float()
-        self._head = ops.linear(self._embedding if shape.tie_word_embeddings else tensor("lm_head.weight"))
+        self._head = packed_head(shape, self._embedding, tensor, ops, parallel)
         self._rotary = rotary(shape.rope_theta, shape.head_dim, shape.rope_scaling)
 
     @torch.inference_mode()
@@ -107,14 +115,14 @@ class Llama:
         return self._head.apply(ops.rms_norm(x, self._norm, eps))  # [L, V]
 
 
-def _layer(shape: ModelShape, tensor: Tensors, number: int, ops: Ops, layer_mlp: LayerMlp) -> _Layer:
+def _layer(shape: ModelShape, tensor: Tensors, number: int, ops: Ops, layer_mlp: LayerMlp, *, ranks: Ranks) -> _Layer:
     weight, bias = layer_tensors(tensor, number), layer_tensors(tensor, number, "bias")
     biases = torch.cat([bias(f"self_attn.{part}_proj") for part in "qkv"]).float() if shape.has_qkv_bias else None
     return _Layer(
         attention_norm=weight("input_layernorm").float(),
         qkv=ops.linear(*(weight(f"self_attn.{part}_proj") for part in "qkv"), bias=biases),
         heads=_head_norms(weight, shape.rms_norm_eps) if shape.has_head_norms else None,
-        out=ops.linear(weight("self_attn.o_proj")),
+        out=summed(ops.linear(weight("self_attn.o_proj")), ranks),
         mlp_norm=weight("post_attention_layernorm").float(),
         mlp=layer_mlp(number, weight, ops),
     )

@@ -40,6 +40,7 @@ class ModelShape:
     local_attention: LocalAttention | None = None  # None: every layer sees everything
     weight_block_size: tuple[int, int] | None = None  # rows and columns of FP8 weights that share a scale
     experts: Experts | None = None  # None: every layer has one MLP, of intermediate_size
+    head_rows: int | None = None  # of a rank's part of the head; None: all of vocab_size
     max_model_len: int
     tie_word_embeddings: bool
     bos_token_id: int | None
@@ -80,6 +81,11 @@ class ModelShape:
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=token_ids(config, "eos_token_id", vocab_size),
         )
+
+    @property
+    def head_size(self) -> int:
+        """Tokens whose logits are computed."""
+        return self.head_rows or self.vocab_size
 
     def kv_layout(self, page_size: int, dtype: KVDtype) -> KVLayout:
         return KVLayout(

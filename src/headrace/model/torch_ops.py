@@ -167,7 +167,7 @@ class TorchAttention:
                 queries, k, v, attn_mask=part.mask, scale=self._heads.scale, enable_gqa=True
             )
             out.index_copy_(0, part.tokens, seen.transpose(1, 2).reshape(-1, *q.shape[1:]))
-        return out.view(len(q), -1)
+        return out.flatten(1)
 
 
 def _query_blocks(batch: Batch) -> Iterator[tuple[list[int], Int64s]]:
