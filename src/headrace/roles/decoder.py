@@ -207,6 +207,7 @@ class Decoder:
             now = time.monotonic()
             imm = self._remote.try_fetch(
                 admission,
+                group=self._groups.group_of(served.request_id),
                 pages=engine.pages_to_fetch(served.request_id),
                 prefiller=PrefillerUuid(prefill.prefiller),
                 lease=prefill.lease,

@@ -31,7 +31,7 @@ from headrace.model.kernels import WrapOps, as_they_are
 from headrace.model.shape import ModelShape
 from headrace.protocol.control import CONTROL_VERSION, Announce, Limits
 from headrace.roles.options import NEAR, InstanceOptions
-from headrace.roles.pool_plan import plan_pool
+from headrace.roles.pool_plan import plan_pool, plan_sharding
 from headrace.roles.rank_model import open_rank_model
 from headrace.roles.rank_processes import open_rank_processes
 from headrace.roles.ranked_runner import RankedRunner
@@ -159,6 +159,7 @@ def open_instance(
             identity=Identity.of_this_process(
                 role="prefiller" if options.role == "prefiller" else "decoder",
                 fingerprint=model_fingerprint,
+                sharding=plan_sharding(shape, options),
                 pool=layout,
             ),
             shape=shape,

@@ -9,10 +9,15 @@ from headrace.model.shape import ModelShape
 from headrace.roles.options import InstanceOptions
 
 
+def plan_sharding(shape: ModelShape, options: InstanceOptions) -> Sharding:
+    """Raises InputError where the ranks cannot share the model's KV."""
+    return Sharding(kv=shape.kv_layout(options.page_size, options.dtype), tp=options.tp, dp=options.dp)
+
+
 def plan_pool(shape: ModelShape, options: InstanceOptions) -> tuple[PoolLayout, int]:
     """-> the pools that fit into kv_memory_bytes, one for each group of ranks, and the longest request that fits into
     model and pool."""
-    sharding = Sharding(kv=shape.kv_layout(options.page_size, options.dtype), tp=options.tp, dp=options.dp)
+    sharding = plan_sharding(shape, options)
     kv = sharding.local
     wanted = options.max_model_len or shape.max_model_len
     if wanted > shape.max_model_len:
@@ -27,12 +32,10 @@ def plan_pool(shape: ModelShape, options: InstanceOptions) -> tuple[PoolLayout, 
             f"is {options.kv_memory_bytes:,}",
         )
     max_model_len = min(wanted, num_pages * options.page_size)
-    layout = PoolLayout(
-        kv=kv,
+    layout = sharding.pool(
         num_pages=num_pages,
         # Twice: a cancelled ticket keeps its slot until nothing of it can land any more.
         num_aux_slots=2 * options.dp * options.max_running,
         aux_slot_bytes=aux_slot_bytes(max_model_len, options.page_size),
-        num_ranks=sharding.num_ranks,
     )
     return layout, max_model_len
