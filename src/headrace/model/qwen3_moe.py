@@ -5,7 +5,7 @@ have them, and how a token chooses. Everything else is `llama`'s and `expert_mlp
 from headrace.model import llama
 from headrace.model.expert_fields import Experts
 from headrace.model.expert_mlp import ExpertMlp, SoftmaxRouter, experts_of, packed_experts, with_experts
-from headrace.model.llama import Llama, Mlp, gated_mlp
+from headrace.model.llama import Addition, Llama, gated_mlp
 from headrace.model.ops import Ops
 from headrace.model.shape import ModelShape
 from headrace.model.tensors import Tensors
@@ -19,7 +19,7 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 def qwen3_moe(shape: ModelShape, tensor: Tensors, ops: Ops) -> Llama:
     experts = experts_of(shape)
 
-    def layer_mlp(number: int, weight: Tensors, ops: Ops) -> Mlp:
+    def layer_mlp(number: int, weight: Tensors, ops: Ops) -> Addition:
         return _expert_mlp(weight, experts, ops) if number in experts.layers else gated_mlp(weight, ops)
 
     return Llama(shape, tensor, ops, layer_mlp)
