@@ -92,8 +92,8 @@ def test_each_rank_packs_its_part_for_itself(directory: Path, tmp_path: Path, ca
 
     with opened(directory, options) as alone:
         expected = logits_of(alone)
-        with caplog.at_level(logging.INFO):
-            results = in_ranks(act, tp=2)
+    with caplog.at_level(logging.INFO):
+        results = in_ranks(act, tp=2)
     assert sum("packed in" in message for message in caplog.messages) == 2
     for logits in results:
         torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)
