@@ -13,12 +13,19 @@ from gemma3_oracle import Gemma3Oracle
 from llama_oracle import VARIANTS, Oracle, PagedLlama, random_tokens
 from thread_ranks import in_ranks
 
+from headrace.model.expert_fields import Experts
+from headrace.model.expert_mlp import SoftmaxRouter
+from headrace.model.expert_ranks import expert_mlp
+from headrace.model.llama import GatedMlp
 from headrace.model.parallel import ALONE, Parallel
+from headrace.model.torch_ops import TorchGatedLinear, TorchLinear
 from headrace.model.weights import load_model
 
 T = TypeVar("T")
 
 MOE = "Qwen3-MoE: a dense layer among sparse ones"
+V2 = "DeepSeek-V2: queries from the hidden state, any expert"
+V3 = "DeepSeek-V3: short queries, groups of experts, a rope of yarn"
 NUM_GENERATED = 12
 
 CASES = [
@@ -28,6 +35,9 @@ CASES = [
     ("Qwen3: normed heads, untied, a rope of yarn", {}, 4),  # of 1 KV head
     (MOE, {}, 2),
     (MOE, {"mlp_only_layers": []}, 4),
+    (V2, {}, 2),
+    (V3, {}, 2),
+    (V3, {}, 4),
     ("one KV head, head_dim of its own", {}, 2),
     ("local in every layer", {}, 4),
 ]
@@ -67,10 +77,11 @@ def test_a_group_computes_what_one_rank_does(variant: str, changes: dict[str, An
         require_alike(logits, expected)
 
 
+@pytest.mark.parametrize("variant", [MOE, V3])
 @pytest.mark.parametrize("tp", [1, 2])
-def test_groups_with_tokens_of_their_own_share_the_experts(tp: int, tmp_path: Path) -> None:
+def test_groups_with_tokens_of_their_own_share_the_experts(tp: int, variant: str, tmp_path: Path) -> None:
     """The second is done first, and then computes for the other alone."""
-    checkpoint(MOE, tmp_path)
+    checkpoint(variant, tmp_path)
 
     def act(parallel: Parallel) -> torch.Tensor:
         paged = PagedLlama(load_model(tmp_path, dtype="fp32", parallel=parallel))
@@ -86,7 +97,7 @@ def test_groups_with_tokens_of_their_own_share_the_experts(tp: int, tmp_path: Pa
         require_alike(logits, expected[5][:4] if rank >= tp else expected[3])
 
 
-@pytest.mark.parametrize("variant", ["group of 4", MOE])
+@pytest.mark.parametrize("variant", ["group of 4", MOE, V3])
 def test_blocks_of_fp8_may_be_cut_anywhere(variant: str, tmp_path: Path) -> None:
     """Heads of 16, an MLP of 20 a rank; blocks of 12 by 28."""
     whole, twin = tmp_path / "whole", tmp_path / "twin"
@@ -104,3 +115,26 @@ def test_blocks_of_fp8_may_be_cut_anywhere(variant: str, tmp_path: Path) -> None
     in_blocks, as_values = (in_ranks(act_in(directory), tp=2) for directory in (whole, twin))
     for own, expected in zip(in_blocks, as_values, strict=True):
         assert torch.equal(own, expected)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_results_of_experts_elsewhere_are_added_in_order_of_expert(tp: int) -> None:
+    """Bit by bit as on one rank: in fp32 the order shows."""
+    torch.manual_seed(0)
+    experts = Experts(layers=(0,), num_experts=8, num_chosen=8, intermediate_size=1, renormalised=False)
+    values, tokens = torch.randn(8), torch.randn(5, 1)
+    router = SoftmaxRouter(weight=TorchLinear(torch.randn(8, 1)), num_chosen=8, renormalised=False)
+
+    def always(value: torch.Tensor) -> GatedMlp:
+        gate_up = TorchGatedLinear(torch.zeros(2, 1))
+        return GatedMlp(gate_up=gate_up, down=TorchLinear(torch.zeros(1, 1), bias=value[None]))
+
+    def act(parallel: Parallel) -> torch.Tensor:
+        own = parallel.shard.experts(experts)
+        mlp = expert_mlp(router, [always(value) for value in values[own.own.start : own.own.stop]], own, parallel)
+        x = torch.zeros(5, 1)
+        mlp.add_to(x, tokens)
+        return x
+
+    expected = act(ALONE)
+    assert all(torch.equal(x, expected) for x in in_ranks(act, dp=2, tp=tp))

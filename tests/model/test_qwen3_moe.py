@@ -3,7 +3,7 @@ rest."""
 
 import pytest
 import torch
-from llama_oracle import Oracle, PagedLlama, random_tokens
+from llama_oracle import Oracle, require_the_oracles_logits
 
 from headrace.model.expert_fields import Experts
 from headrace.model.expert_mlp import ExpertMlp, SoftmaxRouter
@@ -11,17 +11,6 @@ from headrace.model.llama import GatedMlp
 from headrace.model.torch_ops import TorchGatedLinear, TorchLinear
 
 VARIANT = "Qwen3-MoE: a dense layer among sparse ones"
-
-
-def require_the_oracles_logits(oracle: Oracle) -> None:
-    """At the end of two chunks and a decode."""
-    tokens = random_tokens(40)
-    expected = oracle.logits(tokens)
-    paged = PagedLlama(oracle.ours())
-    sequence = paged.sequence(tokens)
-    for num_tokens in (25, 14, 1):
-        logits = paged.step((sequence, num_tokens))[0]
-        assert float((logits - expected[sequence.num_computed - 1]).abs().max()) < 1e-4 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize(

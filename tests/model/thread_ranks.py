@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 from typing import Any, TypeVar
 
 import torch
@@ -46,7 +46,7 @@ class ThreadRanks:
 
 
 def in_ranks(act: Callable[[Parallel], T], *, dp: int = 1, tp: int = 1) -> list[T]:
-    """What `act` came to on each rank. An error of one ends all."""
+    """What `act` came to on each rank. An error of one ends all, and is raised."""
     everyone, groups = Meeting(dp * tp), [Meeting(tp) for _ in range(dp)]
 
     def acted(rank: int) -> T:
@@ -59,4 +59,8 @@ def in_ranks(act: Callable[[Parallel], T], *, dp: int = 1, tp: int = 1) -> list[
             raise
 
     with ThreadPoolExecutor(dp * tp) as threads:
-        return list(threads.map(acted, range(dp * tp)))
+        futures = [threads.submit(acted, rank) for rank in range(dp * tp)]
+    for error in filter(None, (future.exception() for future in futures)):
+        if not isinstance(error, BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]

@@ -81,14 +81,18 @@ def with_experts(shape: ModelShape, shapes: dict[str, tuple[int, ...]]) -> dict[
     them, as published: each expert's tensors are its own."""
     experts, hidden = experts_of(shape), shape.hidden_size
     inner = experts.intermediate_size
-    of_expert = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-    shapes = dict(shapes)
-    for mlp in (f"model.layers.{number}.mlp" for number in experts.layers):
-        shapes[f"{mlp}.gate.weight"] = (experts.num_experts, hidden)
-        for part, size in of_expert.items():
-            del shapes[f"{mlp}.{part}.weight"]
-            shapes |= {f"{mlp}.experts.{expert}.{part}.weight": size for expert in experts.own}
-    return shapes
+    mlps = {f"experts.{expert}": inner for expert in experts.own}
+    if experts.shared_size:
+        mlps["shared_experts"] = experts.shared_size
+    of_layer: dict[str, tuple[int, ...]] = {"gate.weight": (experts.num_experts, hidden)}
+    if experts.scores == "sigmoid":
+        of_layer["gate.e_score_correction_bias"] = (experts.num_experts,)
+    for mlp, width in mlps.items():
+        of_layer |= {f"{mlp}.{part}_proj.weight": (width, hidden) for part in ("gate", "up")}
+        of_layer[f"{mlp}.down_proj.weight"] = (hidden, width)
+    layers = [f"model.layers.{number}.mlp" for number in experts.layers]
+    dense = {name: size for name, size in shapes.items() if name.rsplit(".", 2)[0] not in layers}
+    return dense | {f"{layer}.{name}": size for layer in layers for name, size in of_layer.items()}
 
 
 def experts_of(shape: ModelShape) -> Experts:

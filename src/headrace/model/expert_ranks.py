@@ -17,12 +17,12 @@ import torch
 
 from headrace.model.expert_fields import Experts
 from headrace.model.expert_mlp import ExpertMlp, Router, by_expert
-from headrace.model.llama import GatedMlp, Mlp
+from headrace.model.llama import Addition, GatedMlp
 from headrace.model.parallel import Parallel
 from headrace.model.ranks import Ranks
 
 
-def expert_mlp(router: Router, packed: Sequence[GatedMlp], experts: Experts, parallel: Parallel) -> Mlp:
+def expert_mlp(router: Router, packed: Sequence[GatedMlp], experts: Experts, parallel: Parallel) -> Addition:
     """`packed` are the rank's own, in order."""
     if parallel.everyone.size == 1:
         return ExpertMlp(router=router, experts=packed)

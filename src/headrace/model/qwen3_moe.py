@@ -6,9 +6,10 @@ from headrace.model import llama
 from headrace.model.expert_fields import Experts
 from headrace.model.expert_mlp import SoftmaxRouter, experts_of, packed_experts, with_experts
 from headrace.model.expert_ranks import expert_mlp
-from headrace.model.llama import Llama, Mlp, gated_mlp
+from headrace.model.llama import Addition, Llama, gated_mlp
 from headrace.model.ops import Ops
 from headrace.model.parallel import ALONE, Parallel
+from headrace.model.ranks import Ranks
 from headrace.model.shape import ModelShape
 from headrace.model.tensors import Tensors
 
@@ -21,12 +22,12 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 def qwen3_moe(shape: ModelShape, tensor: Tensors, ops: Ops, parallel: Parallel = ALONE) -> Llama:
     experts = experts_of(shape)
 
-    def layer_mlp(number: int, weight: Tensors, ops: Ops) -> Mlp:
+    def layer_mlp(number: int, weight: Tensors, ops: Ops, ranks: Ranks) -> Addition:
         if number not in experts.layers:
-            return gated_mlp(weight, ops, ranks=parallel.group)
+            return gated_mlp(weight, ops, ranks=ranks)
         return expert_mlp(_router(weight, experts, ops), packed_experts(weight, experts, ops), experts, parallel)
 
-    return Llama(shape, tensor, ops, parallel, layer_mlp)
+    return Llama(shape, tensor, ops, parallel, layer_mlp=layer_mlp)
 
 
 def _router(weight: Tensors, experts: Experts, ops: Ops) -> SoftmaxRouter:

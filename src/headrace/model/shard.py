@@ -34,6 +34,10 @@ class Shard:
         return self.dp * self.tp
 
     @property
+    def group(self) -> int:
+        return self.rank // self.tp
+
+    @property
     def place(self) -> int:
         """In the rank's group."""
         return self.rank % self.tp
@@ -49,12 +53,14 @@ class Shard:
             num_kv_heads=kv.local.num_kv_heads,
             intermediate_size=_even(self.tp, shape.intermediate_size, "columns of its MLP (intermediate_size)"),
             head_rows=-(-shape.vocab_size // self.tp),
-            experts=shape.experts and self._experts(shape.experts),
+            experts=shape.experts and self.experts(shape.experts),
         )
 
-    def _experts(self, experts: Experts) -> Experts:
+    def experts(self, experts: Experts) -> Experts:
+        """The rank's part of a mixture. Raises InputError likewise."""
         size = _even(self.num_ranks, experts.num_experts, "experts", "tp x dp")
-        return replace(experts, held=range(self.rank * size, (self.rank + 1) * size))
+        shared_size = _even(self.tp, experts.shared_size, "columns of its shared experts")
+        return replace(experts, held=range(self.rank * size, (self.rank + 1) * size), shared_size=shared_size)
 
     def part(self, whole: int, size: int) -> range:
         """Of `whole` rows or columns those that the rank has, when it has `size` of them."""

@@ -23,6 +23,7 @@ from headrace.model.families import FAMILIES
 from headrace.model.interface import Model
 from headrace.model.ops import Ops
 from headrace.model.parallel import ALONE, Parallel
+from headrace.model.tensors import as_computed
 from headrace.model.torch_ops import TorchOps
 
 _STORED_DTYPES = ("BF16", "F16", "F32", block_fp8.STORED_DTYPE)
@@ -42,7 +43,10 @@ def load_model(directory: Path, *, dtype: KVDtype, ops: Ops | None = None, paral
     family = FAMILIES[shape.architecture]
     scales = block_fp8.require_scales(stored, shape.weight_block_size)
     weights = {name: entry for name, entry in stored.items() if name not in scales}
-    _require_the_familys(directory, weights, family.tensor_shapes(shape), tied=shape.tie_word_embeddings)
+    wanted, unread = family.tensor_shapes(shape), family.unread(shape)
+    if not unread.keys().isdisjoint(weights):
+        wanted |= unread  # all of them or none
+    _require_the_familys(directory, weights, wanted, tied=shape.tie_word_embeddings)
     sizes = family.tensor_shapes(own)
     ops = ops or TorchOps(own, dtype)
     with ExitStack() as opened:
@@ -80,7 +84,7 @@ class _StoredValues:
     def part(self, name: str, part: tuple[range, ...]) -> torch.Tensor:
         own = self._as_stored(name, part)
         if own.dtype != block_fp8.DTYPE:
-            return own.to(self.dtype)
+            return as_computed(own, self.dtype)
         assert self.block_size is not None, f"scales of {name}"
         rows, columns = part
         scales = self._as_stored(block_fp8.scales_of(name), block_fp8.blocks_of((rows, columns), self.block_size))
