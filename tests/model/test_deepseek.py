@@ -153,6 +153,14 @@ def test_mtp_layers_are_whole_and_said(directory: Path) -> None:
         load_model(directory, dtype="fp32")
 
 
+def test_views_of_keys_and_values_are_never_touched(directory: Path) -> None:
+    paged = PagedLlama(load_model(directory, dtype="fp32"), page_size=4, num_pages=20)
+    batch = paged.batch((paged.sequence(random_tokens(7)), 7))
+    with pytest.raises(AssertionError, match="20, 1, 2, 4, 16"):
+        paged.model.forward(batch, [view.view(20, 1, 2, 4, 16) for view in paged.views])
+    assert all(bool(view.isnan().all()) for view in paged.views)
+
+
 def test_native_kernels_leave_latents_to_torch(directory: Path) -> None:
     assert why_not_native(read_shape(directory)) in (
         "this CPU has no avx512_bf16",
