@@ -130,7 +130,7 @@ def test_every_number_of_deepseek_v3_is_the_configurations() -> None:
             scores="sigmoid",
             groups=ExpertGroups(num_groups=8, num_chosen=4),
             scale=2.5,
-            num_shared=1,
+            shared_size=2048,
         ),
         latent=LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, interleaved=True),
         num_mtp_layers=1,
@@ -153,7 +153,7 @@ def test_deepseek_v2s_experts_are_chosen_among_all_or_in_groups() -> None:
         num_chosen=6,
         intermediate_size=1408,
         renormalised=False,
-        num_shared=2,
+        shared_size=2 * 1408,
     )
     assert lite.experts == all_of_them
     groups = ExpertGroups(num_groups=8, num_chosen=3)
