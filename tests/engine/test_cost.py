@@ -85,3 +85,17 @@ def test_the_largest_batch_keeps_the_budget_and_one_row_more_does_not(
 
 def test_a_cost_is_told_in_microseconds() -> None:
     assert str(COST) == "1e+06 + 1e+05 + 5e+05 + 1e+04 + 1e+03 us (step, row, token, key, pair)"
+
+
+def test_a_prefill_rate_is_that_of_the_largest_chunks_that_keep_the_bound() -> None:
+    beside = StepSize().with_row(20)
+    alone = COST.prefill_rate(beside, chunk_tokens=100, bound_s=None)
+    assert alone == pytest.approx(100 / COST.predict(beside.with_chunk(0, 100)))
+    assert COST.prefill_rate(beside, chunk_tokens=100, bound_s=1000.0) == alone
+    assert COST.prefill_rate(beside, chunk_tokens=100, bound_s=30.0) == pytest.approx(
+        48 / COST.predict(beside.with_chunk(0, 48))
+    )
+    assert COST.prefill_rate(beside, chunk_tokens=100, bound_s=5.0) == 0
+    assert StepCost(step_s=0, row_s=0, key_s=0, token_s=0, pair_s=0).prefill_rate(
+        beside, chunk_tokens=8, bound_s=None
+    ) == pytest.approx(8e6)

@@ -144,3 +144,34 @@ def test_a_queue_shows_its_state() -> None:
     queue.commit(step, 0.0)
     assert (queue.num_queued, queue.num_queued_tokens, queue.num_steps) == (1, 21, 1)
     assert repr(queue) == "PrefillQueue(1 prompts, 21 tokens, step 1)"
+
+
+def compute(queue: PrefillQueue[str], num_steps: int, step_s: float) -> None:
+    """Whole chunks of 8 tokens, the last of which ends at `step_s`."""
+    queue.add(prompt("a", 8 * num_steps + 1), 0.0)
+    for _ in range(num_steps):
+        step = queue.next_step(0.0)
+        assert step is not None
+        queue.commit(step, step_s)
+
+
+def test_its_rate_is_that_of_the_last_steps() -> None:
+    queue: PrefillQueue[str] = PrefillQueue(chunk_tokens=8)
+    assert queue.prefill_rate(0.0) is None
+    compute(queue, 3, 0.5)
+    assert queue.prefill_rate(0.5) == pytest.approx(16.0)
+    compute(queue, 40, 2.0)
+    assert queue.prefill_rate(2.0) == pytest.approx(4.0, rel=0.02)
+
+
+def test_a_step_in_which_the_process_was_stopped_says_little_of_its_rate() -> None:
+    queue: PrefillQueue[str] = PrefillQueue(chunk_tokens=8)
+    compute(queue, 20, 0.5)
+    compute(queue, 1, 300.0)
+    assert queue.prefill_rate(300.0) == pytest.approx(16.0, rel=0.3)
+
+
+def test_a_rate_is_forgotten_when_nothing_was_computed_for_long() -> None:
+    queue: PrefillQueue[str] = PrefillQueue(chunk_tokens=8)
+    compute(queue, 3, 0.5)
+    assert queue.prefill_rate(60.5) is not None and queue.prefill_rate(60.6) is None

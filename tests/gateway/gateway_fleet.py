@@ -102,7 +102,8 @@ def _knows(decoder: ScriptedDecoder, num_prefillers: int) -> bool:
 async def nothing_is_held(around: Fleet) -> None:
     statistics = around.dispatcher.statistics()
     assert statistics.num_running == 0 and not any(statistics.num_queued.values())
-    assert not around.dispatcher._exchange._attempts and not around.dispatcher._exchange._placed
+    exchange = around.dispatcher._exchange
+    assert not exchange._attempts and not exchange._placed and not exchange._given
     for decoder in around.decoders:
         await until(lambda heard=decoder: not heard.running, f"{decoder.announce.name} runs nothing")  # type: ignore[misc]
     for prefiller in around.prefillers:

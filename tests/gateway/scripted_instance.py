@@ -91,13 +91,21 @@ def announce(role: Role, uuid: str, **changes: object) -> Announce:
     return Announce(**(told | changes))  # type: ignore[arg-type]
 
 
-def status(uuid: str, *, num_free_pages: int = 64, num_running: int = 0, num_queued_tokens: int = 0) -> Status:
+def status(
+    uuid: str,
+    *,
+    num_free_pages: int = 64,
+    num_running: int = 0,
+    num_queued_tokens: int = 0,
+    prefill_rate: float | None = None,
+) -> Status:
     return Status(
         sender=uuid,
         num_free_pages=num_free_pages,
         num_running=num_running,
         num_waiting=0,
         num_queued_tokens=num_queued_tokens,
+        prefill_rate=prefill_rate,
         gauges={"pages.held": 3.0},
         counters={"steps_total": 7.0},
     )
@@ -111,6 +119,8 @@ class ScriptedInstance:
         self.announce = announce(role, self.uuid, **changes)
         self.heard: list[GatewayMessage] = []
         self.is_hung = False  # reads nothing, says nothing
+        self.prefill_rate: float | None = None  # at which it prefills, it says
+        self.num_queued_tokens = 0  # to be prefilled, it says
         self._status_s = status_s
         self._gateways: set[str] = set()
         self._endpoint = endpoint
@@ -173,7 +183,7 @@ class ScriptedInstance:
         return self.all_heard(kind)[count - 1]
 
     def status(self) -> Status:
-        return status(self.uuid)
+        return status(self.uuid, num_queued_tokens=self.num_queued_tokens, prefill_rate=self.prefill_rate)
 
     def hear(self, message: GatewayMessage) -> None:
         """What a subclass answers."""
@@ -205,6 +215,7 @@ class ScriptedPrefiller(ScriptedInstance):
         self.max_leases = max_leases  # out and not used, at a time
         self.num_waits = 0  # says Wait so often first
         self.is_mute = False  # beats, and answers nothing
+        self.tells_prefilled = True
         self.grant_delay_s = 0.0
         self.granted: dict[str, str] = {}  # lease -> request
         self.returned: list[str] = []
@@ -239,7 +250,8 @@ class ScriptedPrefiller(ScriptedInstance):
             return False
         assert self.granted[lease] == request_id, "a lease of another request"
         self.used.append(lease)
-        self.say(Prefilled(sender=self.uuid, request_id=request_id, num_computed=1, queue_s=0.001, prefill_s=0.002))
+        if self.tells_prefilled:
+            self.say(Prefilled(sender=self.uuid, request_id=request_id, num_computed=1, queue_s=0.001, prefill_s=0.002))
         return True
 
 
@@ -258,6 +270,7 @@ class ScriptedDecoder(ScriptedInstance):
         self.prefillers = {prefiller.uuid: prefiller for prefiller in prefillers}
         self.max_running = 64
         self.num_no_rooms = 0  # says NoRoom so often first
+        self.hit_tokens = 0  # of any prompt, it says
         self.is_mute = False  # beats, and answers nothing
         self.is_stalled = False  # accepts, then says nothing
         self.accept_delay_s = 0.0
@@ -274,7 +287,13 @@ class ScriptedDecoder(ScriptedInstance):
         self.counts: Counter[str] = Counter()
 
     def status(self) -> Status:
-        return status(self.uuid, num_free_pages=64 - len(self.running), num_running=len(self.running))
+        return status(
+            self.uuid,
+            num_free_pages=64 - len(self.running),
+            num_running=len(self.running),
+            num_queued_tokens=self.num_queued_tokens,
+            prefill_rate=self.prefill_rate,
+        )
 
     def hear(self, message: GatewayMessage) -> None:
         match message:
@@ -304,7 +323,14 @@ class ScriptedDecoder(ScriptedInstance):
         if self.accept_delay_s:
             await asyncio.sleep(self.accept_delay_s)
         uses_lease = self._use(generate.prefill, generate.request_id)
-        self.say(Accepted(sender=self.uuid, request_id=generate.request_id, uses_lease=uses_lease))
+        self.say(
+            Accepted(
+                sender=self.uuid,
+                request_id=generate.request_id,
+                uses_lease=uses_lease,
+                cached_tokens=self.hit_tokens,
+            )
+        )
         while self.num_failing_tickets > 0 and generate.prefill is not None:
             self.num_failing_tickets -= 1
             await self._need_prefill(generate)
@@ -333,7 +359,14 @@ class ScriptedDecoder(ScriptedInstance):
         self.counts["need answered" if answers else "need unanswered"] += 1
         if answers and answers[0].prefill is not None:
             uses_lease = self._use(answers[0].prefill, generate.request_id)
-            self.say(Accepted(sender=self.uuid, request_id=generate.request_id, uses_lease=uses_lease))
+            self.say(
+                Accepted(
+                    sender=self.uuid,
+                    request_id=generate.request_id,
+                    uses_lease=uses_lease,
+                    cached_tokens=self.hit_tokens,
+                )
+            )
 
     def answers(self, request_id: str) -> list[UsePrefiller]:
         return [answer for answer in self.all_heard(UsePrefiller) if answer.request_id == request_id]

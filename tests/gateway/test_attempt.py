@@ -76,7 +76,7 @@ def wait(sender: str) -> Wait:
 
 
 def accepted(sender: str = D1, *, uses_lease: bool) -> Accepted:
-    return Accepted(sender=sender, request_id="r", uses_lease=uses_lease)
+    return Accepted(sender=sender, request_id="r", uses_lease=uses_lease, cached_tokens=0)
 
 
 def no_room(sender: str = D1) -> NoRoom:

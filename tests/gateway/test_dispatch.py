@@ -244,7 +244,7 @@ async def test_wrong_messages_are_dropped_counted_and_end_nothing(
 ) -> None:
     async with fleet(tmp_path) as around:
         around.decoder.say_bytes(b"not a message")
-        around.decoder.say(Accepted(sender="f" * 32, request_id="request", uses_lease=False))
+        around.decoder.say(Accepted(sender="f" * 32, request_id="request", uses_lease=False, cached_tokens=0))
         await until(lambda: around.dispatcher.statistics().num_dropped == {"malformed": 1, "sender": 1})
         await is_answered(around.dispatcher, generation())
     assert sum("dropped a message" in record.message for record in caplog.records) == 1
@@ -290,7 +290,7 @@ async def test_every_request_leaves_one_line_with_its_waterfall(
         assert line.startswith("request: length; queue ")
         assert "prefiller queue 1.0 ms, prefill 2.0 ms, exposed transfer 2.0 ms, hand-over 1.0 ms" in line
         names = f"decoder {around.decoder.announce.name}, prefiller {around.prefiller.announce.name}"
-        assert line.endswith(f"40 prompt tokens (2 cached), 5 tokens; {names}")
+        assert f"40 prompt tokens (2 cached), 5 tokens; {names}; predicted wait 0.0 ms, prefill 39.0 ms" in line
 
 
 @on_loop

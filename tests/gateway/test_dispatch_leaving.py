@@ -95,7 +95,7 @@ async def test_words_about_requests_that_are_over_are_answered_by_closing_what_t
         prefiller.granted["9"] = "gone"
         prefiller.say(Granted(sender=prefiller.uuid, request_id="gone", lease="9"))
         assert (await prefiller.hears(ReturnLease)).lease == "9"
-        decoder.say(Accepted(sender=decoder.uuid, request_id="gone", uses_lease=True))
+        decoder.say(Accepted(sender=decoder.uuid, request_id="gone", uses_lease=True, cached_tokens=0))
         assert (await decoder.hears(Abort)).request_id == "gone"
         decoder.say(Tokens(sender=decoder.uuid, request_id="gone", index=0, token_ids=(1,), cached_tokens=0))
         await decoder.hears(Abort, 2)

@@ -55,7 +55,10 @@ def test_a_changed_announcement_is_a_new_instance() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"version": CONTROL_VERSION + 1}, f"control version differs: ours {CONTROL_VERSION}, theirs 2"),
+        (
+            {"version": CONTROL_VERSION + 1},
+            f"control version differs: ours {CONTROL_VERSION}, theirs {CONTROL_VERSION + 1}",
+        ),
         ({"model": "other"}, "model differs: ours 'tiny', theirs 'other'"),
         ({"fingerprint": "g"}, "model fingerprint differs: ours 'f', theirs 'g'"),
     ],
@@ -128,7 +131,7 @@ def test_what_was_given_counts_until_the_next_status() -> None:
     here(instances, ("decoder", D1), ("prefiller", P1))
     instances.take(status(D1, num_free_pages=20, num_running=2), 0.0)
     instances.placed(D1, 5)
-    instances.leased(P1, 300)
+    instances.given(P1, 300)
     (decoder,), (prefiller,) = instances.decoders(), instances.prefillers()
     assert (decoder.num_free_pages, decoder.num_running, prefiller.num_queued_tokens) == (15, 3, 300)
     instances.ended(D1, 5)
@@ -153,7 +156,7 @@ def test_what_is_said_of_the_absent_is_ignored() -> None:
     instances = table()
     instances.placed(D1, 5)
     instances.ended(D1, 5)
-    instances.leased(P1, 5)
+    instances.given(P1, 5)
     assert instances.leave(D1, "gone") == [] and instances.name(D1) == "-" and instances.name(None) == "-"
 
 

@@ -12,6 +12,7 @@ from scripted_instance import announce, on_loop, status
 from headrace.gateway.exchange import DispatchStatistics
 from headrace.gateway.instances import Instance
 from headrace.gateway.metrics import GatewayMetrics
+from headrace.gateway.route import Price
 from headrace.protocol.control import Role
 
 NOTHING = DispatchStatistics(num_queued={}, num_running=0, num_events={}, num_dropped={})
@@ -128,6 +129,30 @@ def test_times_and_tokens_of_a_request_are_counted_once() -> None:
     assert read["headrace_requests_total", "stop", "interactive"] == 1
 
 
+def test_a_prediction_is_shown_by_its_terms_and_by_how_far_it_was_off() -> None:
+    metrics = GatewayMetrics()
+    price = Price(wait_s=0.25, prefill_s=0.5, transfer_s=0.125, hand_over_s=0.125, stall_s=8.0)
+    metrics.predicted(price, 1.5)
+    metrics.predicted(price, 0.75)
+    read = samples(metrics)
+    terms = ("wait", "prefill", "transfer", "hand_over")
+    assert [read["headrace_predicted_ttft_seconds_total", term] for term in terms] == [0.5, 1.0, 0.25, 0.25]
+    assert read["headrace_ttft_prediction_error_seconds_sum", "later"] == 0.5
+    assert read["headrace_ttft_prediction_error_seconds_sum", "sooner"] == 0.25
+
+
+def test_the_rate_at_which_an_instance_prefills_is_shown_once_it_is_measured() -> None:
+    measured = Instance(
+        announce=announce("prefiller", "a" * 32, name="p"),
+        heard_at=0.0,
+        is_alive=True,
+        status=status("a" * 32, prefill_rate=1500.0),
+    )
+    read = rendered(measured, instance("b" * 32, name="d", gauges={}, counters={}))
+    assert read["headrace_instance_prefill_rate", "p", "prefiller"] == 1500
+    assert ("headrace_instance_prefill_rate", "d", "decoder") not in read
+
+
 @on_loop
 async def test_a_running_gateway_shows_its_requests_and_instances(tmp_path: Path) -> None:
     async with fleet(tmp_path) as around:
@@ -140,6 +165,9 @@ async def test_a_running_gateway_shows_its_requests_and_instances(tmp_path: Path
         assert read["headrace_tokens_total", "cached"] == 2
         assert read["headrace_dispatch_events_total", "wait"] == 1
         assert read["headrace_exposed_transfer_seconds_count",] == 1
+        assert read["headrace_predicted_ttft_seconds_total", "prefill"] == 0.039  # at the rate that is assumed
+        errors = [read.get(("headrace_ttft_prediction_error_seconds_count", came), 0) for came in ("later", "sooner")]
+        assert sum(errors) == 1
         assert read["headrace_instance_pages_held", around.decoder.announce.name, "decoder"] == 3
         assert read["headrace_running",] == 0
 

@@ -72,6 +72,7 @@ STATUS = Status(
     num_running=0,
     num_waiting=1,
     num_queued_tokens=512,
+    prefill_rate=1500.0,
     gauges={"skew": -1.5, "most": 1.7976931348623157e308},
     counters={"steps": 0.0, "bytes": 1e15},
 )
@@ -107,7 +108,7 @@ FROM_INSTANCE: list[InstanceMessage] = [
     Granted(sender=UUID, request_id="r", lease="1"),
     Wait(sender=UUID, request_id="r", num_queued_tokens=512),
     Prefilled(sender=UUID, request_id="r", num_computed=0, queue_s=0.001, prefill_s=0.25),
-    Accepted(sender=UUID, request_id="r", uses_lease=True),
+    Accepted(sender=UUID, request_id="r", uses_lease=True, cached_tokens=0),
     NoRoom(sender=UUID, request_id="r", num_free_pages=0),
     Rejected(sender=UUID, request_id="r", field="max_tokens", text="must be at most 3, is 4"),
     TOKENS,

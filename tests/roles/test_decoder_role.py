@@ -10,7 +10,7 @@ from tiny_checkpoint import prompt
 
 from headrace.engine.requests import SamplingParams
 from headrace.kvcache.prefix import page_hashes
-from headrace.protocol.control import Prefilled, PrefillFrom, ReturnLease, Sampling
+from headrace.protocol.control import Accepted, Prefilled, PrefillFrom, ReturnLease, Sampling
 
 LENGTHS = (1, 2, PAGE - 1, PAGE, PAGE + 1, PAGE + 2, CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 2, 3 * CHUNK, 3 * CHUNK + 5)
 NUM_TOKENS = 6
@@ -63,6 +63,8 @@ async def test_a_prompt_that_is_all_cached_here_opens_no_ticket(world: World) ->
     assert (await first.finished()).cached_tokens == 0
     again = await remotely(world, prefiller, decoder, token_ids)
     assert not await world.gateway.accepted(again)
+    assert [asked.of(Accepted)[0].cached_tokens for asked in (first, again)] == [0, 2 * PAGE]
+    assert prefiller.status.prefill_rate is not None and decoder.status.prefill_rate is None  # it has prefilled nothing
     finished = await again.finished()
     assert finished.cached_tokens == 2 * PAGE
     assert finished.waterfall.fetch_s == 0

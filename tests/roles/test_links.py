@@ -50,7 +50,14 @@ def announce() -> Announce:
 
 def status() -> Status:
     return Status(
-        sender=UUID, num_free_pages=1, num_running=0, num_waiting=0, num_queued_tokens=0, gauges={}, counters={}
+        sender=UUID,
+        num_free_pages=1,
+        num_running=0,
+        num_waiting=0,
+        num_queued_tokens=0,
+        prefill_rate=None,
+        gauges={},
+        counters={},
     )
 
 

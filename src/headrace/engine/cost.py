@@ -16,6 +16,9 @@ from headrace.errors import InputError
 CHUNK_MULTIPLE = 16
 """Kernels compute a chunk in blocks of so many tokens, or twice as many: a part of a block costs as much as all."""
 
+FINEST_STEP_S = 1e-6
+"""Shorter steps are taken for as long as this: a clock may stand still between two readings."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
@@ -78,6 +81,19 @@ class StepCost:
         sizes = range(CHUNK_MULTIPLE, most + 1, CHUNK_MULTIPLE)
         num_fitting = bisect_right(sizes, budget_s, key=lambda n: self.predict(beside.with_chunk(begin, begin + n)))
         return num_fitting * CHUNK_MULTIPLE
+
+    def prefill_rate(self, beside: StepSize, *, chunk_tokens: int, bound_s: float | None) -> float:
+        """Tokens a second of a prompt, in chunks computed with what is in each step already, if each is to take at most
+        `bound_s` (None: no bound); 0 where it holds no chunk."""
+        most = chunk_tokens
+        if bound_s is not None and self.predict(beside.with_chunk(0, most)) > bound_s:
+            most = self.largest_chunk(beside, begin=0, budget_s=bound_s, most=chunk_tokens)
+        return most / max(self.predict(beside.with_chunk(0, most)), FINEST_STEP_S)
+
+    @property
+    def knows_chunks(self) -> bool:
+        """Whether chunks were among the steps that it was measured from: nothing that is computed costs nothing."""
+        return self.token_s > 0 or self.pair_s > 0
 
     def largest_batch(self, *, keys_each: int, budget_s: float, most: int) -> int:
         """Rows, up to `most`, of a step without chunks that takes at most `budget_s`. 0 when not even one fits."""

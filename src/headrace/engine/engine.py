@@ -344,6 +344,18 @@ class Engine:
         """What its steps cost."""
         return self._costs
 
+    @property
+    def prefill_rate(self) -> float | None:
+        """Tokens a second of one more prompt, in chunks beside the rows that decode now; 0 where none keeps the budget.
+        None while no chunk was measured."""
+        if (cost := self._costs.cost) is None or not cost.knows_chunks:
+            return None
+        decoding = [entry.as_decoding() for entry in self._table.of(State.DECODING)]
+        rows = StepSize(rows=len(decoding), keys=sum(request.kv_len + 1 for request in decoding))
+        budget = self._budget() if decoding else None
+        bound_s = None if budget is None or budget.step_s is None else budget.step_s / budget.margin
+        return cost.prefill_rate(rows, chunk_tokens=self._options.chunk_tokens, bound_s=bound_s)
+
     def statistics(self) -> EngineStatistics:
         to_compute = self._table.of(State.PREFILLING, State.WAITING)
         return EngineStatistics(

@@ -19,7 +19,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.cost import StepCost, StepSize
+from headrace.engine.cost import FINEST_STEP_S, StepCost, StepSize
 from headrace.errors import InputError
 
 Doubles = NDArray[np.float64]
@@ -42,8 +42,6 @@ MARGIN_SHARE = 0.75
 """Of steps that are to be in time. With a p90 the spikes of a busy machine, which no smaller chunk prevents, cut all
 chunks to the least: 16 tokens where 48 fit."""
 MOST_MARGIN = 2.0
-FINEST_S = 1e-6
-"""Shorter steps are taken for as long as this: a clock may stand still between two readings."""
 
 _NUM_FEATURES = len(StepSize().features)
 _SUBSETS: Doubles = np.array(list(product((0.0, 1.0), repeat=_NUM_FEATURES)))
@@ -102,7 +100,7 @@ class MeasuredCost:
     def observe(self, size: StepSize, seconds: float, bound_s: float | None = None) -> None:
         """A step is over that was to take at most `bound_s`; None: it had no bound."""
         if self._cost is not None:
-            self._errors.append(abs(self._cost.predict(size) / max(seconds, FINEST_S) - 1))
+            self._errors.append(abs(self._cost.predict(size) / max(seconds, FINEST_STEP_S) - 1))
         if size.rows and size.chunk_tokens:
             self._mixed.append((size, seconds))
             self._margin = self._overrun()
@@ -122,7 +120,7 @@ class MeasuredCost:
         row = seen.first + seen.num_steps % STEPS_PER_KIND
         seen.num_steps += 1
         self._kept.features[row] = size.features
-        self._kept.seconds[row] = max(seconds, FINEST_S)
+        self._kept.seconds[row] = max(seconds, FINEST_STEP_S)
         self._kept.at[row] = self._num_steps
         if self._num_steps == FIRST_FIT or self._num_steps % FIT_EVERY == 0:
             self.fit()
@@ -145,7 +143,7 @@ class MeasuredCost:
         """How many times its prediction of now MARGIN_SHARE of the last steps with rows and chunks took at most."""
         if self._cost is None:
             return 1.0
-        overruns = [seconds / max(self._cost.predict(size), FINEST_S) for size, seconds in self._mixed]
+        overruns = [seconds / max(self._cost.predict(size), FINEST_STEP_S) for size, seconds in self._mixed]
         return min(MOST_MARGIN, max(1.0, _quantile(overruns, MARGIN_SHARE) or 1.0))
 
     def _seen(self, kind: Kind) -> _Seen:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from headrace.gateway.affinity import Prompt
 from headrace.gateway.errand import Errand
 from headrace.protocol.control import (
     Abort,
@@ -58,6 +59,7 @@ class Attempt:
 
     def __init__(self, errand: Errand, *, sender: Uuid, tell: Tell, wake: Callable[[], None]) -> None:
         self.errand = errand
+        self.prompt = Prompt(errand.token_ids)
         self.state = State.PLACING
         self.reserving: Uuid | None = None
         self.lease: PrefillFrom | None = None
@@ -69,6 +71,7 @@ class Attempt:
         self.prefilled: Prefilled | None = None
         self.finished: Finished | None = None
         self.cached_tokens = 0
+        self.hit_tokens = 0  # what its decoder's own prefix index had
         self.lost: str | None = None
         self._sender = sender
         self._tell = tell
@@ -206,6 +209,7 @@ class Attempt:
 
     def _accepted(self, message: Accepted) -> None:
         """Of Generate, or of UsePrefiller."""
+        self.hit_tokens = message.cached_tokens
         if self.state is State.OFFERED:
             self.state, self.was_accepted = State.RUNNING, True
         if message.uses_lease:

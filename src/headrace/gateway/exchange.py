@@ -4,6 +4,7 @@ Owned by the gateway's loop; plain calls that take `now`. What it does with a me
 
     of an instance     the table of instances follows; who comes or leaves is told to decoders, attempts and the log
     of an attempt      handed to it; where that is over, what the message holds open is closed (late grants, late work)
+    the same           observed, for what routing is to expect of the instances
     any news           lets the heads of the line try again
 """
 
@@ -18,6 +19,7 @@ from headrace.gateway.attempt import Attempt, RequestMessage
 from headrace.gateway.control import Fault
 from headrace.gateway.instances import Came, Change, Instance, Instances, Left, Stranger, TurnedAway
 from headrace.gateway.line import Line
+from headrace.gateway.observed import Observed
 from headrace.gateway.options import Timings
 from headrace.gateway.route import choose_prefiller, num_pages_wanted
 from headrace.protocol.control import (
@@ -78,6 +80,7 @@ class Exchange:
         self.uuid = uuid
         self.timings = timings
         self.instances = Instances(model, timings)
+        self.observed = Observed(self.instances)
         self.line = Line()
         self.no_decoder_since: float | None = now
         self.stopped: str | None = None
@@ -88,6 +91,7 @@ class Exchange:
         self._requests: dict[str, Callable[[], None]] = {}
         self._attempts: dict[str, Attempt] = {}
         self._placed: dict[str, tuple[Uuid, int]] = {}  # by attempt: its decoder, and pages
+        self._given: dict[str, tuple[Uuid, int]] = {}  # by attempt: who computes its prompt, and how much of it
         self._num_arrived = 0
 
     # ---- the loop's calls --------------------------------------------------------------------------------------
@@ -146,18 +150,11 @@ class Exchange:
         assert attempt.errand.request_id not in self._attempts, f"{attempt!r} is under way already"
         self._attempts[attempt.errand.request_id] = attempt
 
-    def placed(self, attempt: Attempt) -> None:
-        """A decoder has accepted it: counted there until its next Status."""
+    def placed(self) -> None:
+        """A request has left the line."""
         if not self.line:
             self.placed_at.clear()  # the pace of a time in which nobody waits says nothing about waiting
         self.placed_at.append(self._now)
-        decoder = None if attempt.decoder is None else self.instances.get(attempt.decoder)
-        if decoder is not None:
-            num_pages = num_pages_wanted(attempt.errand.wanted, decoder.announce.limits.page_size)
-            self._placed[attempt.errand.request_id] = (decoder.uuid, num_pages)
-            self.instances.placed(decoder.uuid, num_pages)
-        if attempt.prefiller is not None:
-            self.instances.leased(attempt.prefiller, len(attempt.errand.token_ids))
 
     def close(self, attempt: Attempt) -> None:
         """It is given up where it still runs; what is said about it from now on comes too late. Idempotent."""
@@ -166,6 +163,7 @@ class Exchange:
         placed = self._placed.pop(attempt.errand.request_id, None)
         if placed is not None:
             self.instances.ended(*placed)
+        self._prefilled(attempt.errand.request_id)
 
     def tell(self, to: Uuid, message: GatewayMessage) -> None:
         """Whoever cannot be reached is gone: before this returns, its attempts know."""
@@ -197,6 +195,7 @@ class Exchange:
             self._tell_prefillers(*self.instances.of_role("decoder"))
 
     def _left(self, instance: Instance, reason: str) -> None:
+        self.observed.left(instance.uuid)
         if instance.decodes and not self.instances.decoders():
             self.no_decoder_since = self._now
         for attempt in list(self._attempts.values()):
@@ -227,15 +226,47 @@ class Exchange:
             self._need_prefill(attempt, message)
         elif attempt is None or not attempt.take(message, self._now):
             self._late(message)
+        else:
+            self.observed.take(attempt, message, self._now)
+            match message:
+                case Accepted():
+                    self._accepted(attempt)
+                case Prefilled() | Tokens():
+                    self._prefilled(message.request_id)
         if isinstance(message, Prefilled | Finished):
             self.line.wake_heads()  # a lease has ended, or pages are free
+
+    def _accepted(self, attempt: Attempt) -> None:
+        """Its pages and its prompt count where they are, until the next Status counts them. Done as the message comes:
+        a Status that comes after it has them."""
+        request_id, wanted = attempt.errand.request_id, attempt.errand.wanted
+        decoder = None if attempt.decoder is None else self.instances.get(attempt.decoder)
+        if decoder is None:
+            return
+        if request_id not in self._placed:
+            num_pages = num_pages_wanted(wanted, decoder.announce.limits.page_size)
+            self._placed[request_id] = (decoder.uuid, num_pages)
+            self.instances.placed(decoder.uuid, num_pages)
+        self._prefilled(request_id)  # elsewhere, where a ticket failed
+        computing = attempt.prefiller or decoder.uuid
+        num_missing = max(0, wanted.num_prefilled - self.observed.cached_tokens(computing, attempt.prompt))
+        self._given[request_id] = (computing, num_missing)
+        self.instances.given(computing, num_missing)
+
+    def _prefilled(self, request_id: str) -> None:
+        """Nobody computes its prompt any more. Idempotent."""
+        given = self._given.pop(request_id, None)
+        if given is not None:
+            self.instances.given(given[0], -given[1])
 
     def _need_prefill(self, attempt: Attempt, message: NeedPrefill) -> None:
         """Another prefiller than the one that failed."""
         if not attempt.may_replace_prefiller(self._now):
             return
-        others = [view for view in self.instances.prefillers() if view.uuid != message.prefiller]
-        prefiller = choose_prefiller(others, attempt.errand.wanted)
+        observed, prompt = self.observed, attempt.prompt
+        others = [view for view in observed.prefillers(prompt) if view.uuid != message.prefiller]
+        decoder = next(view for view in observed.decoders(prompt) if view.uuid == message.sender)
+        prefiller = choose_prefiller(decoder, others, attempt.errand.wanted, observed.transfers(self._now))
         attempt.replace_prefiller(prefiller, self._now, answer_by=self._now + self.timings.need_prefill_s)
 
     def _late(self, message: RequestMessage) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from headrace.gateway.attempt import Arrived, Attempt
 from headrace.gateway.generation import Generation
 from headrace.gateway.metrics import GatewayMetrics, Outcome
+from headrace.gateway.placing import Predicted
 from headrace.protocol.control import Finished, Prefilled
 
 _log = logging.getLogger(__name__)
@@ -73,10 +74,11 @@ class Figures:
     num_tokens: int = 0
     decoder: str = "-"
     prefiller: str = "-"
+    predicted: Predicted | None = None
 
-    def placed(self, now: float, *, decoder: str, prefiller: str) -> None:
+    def placed(self, now: float, *, decoder: str, prefiller: str, predicted: Predicted | None) -> None:
         """A decoder has accepted it. Resumed, it has not been queued anew as far as its client is concerned."""
-        self.decoder, self.prefiller = decoder, prefiller
+        self.decoder, self.prefiller, self.predicted = decoder, prefiller, predicted
         if self.placed_at is None:
             self.placed_at = now
             self.metrics.placed(self.generation.tier, now - self.admitted_at)
@@ -88,6 +90,8 @@ class Figures:
             self.metrics.first_tokens(
                 tier, arrived.at - self.admitted_at, num_tokens, prompt_tokens=len(self.generation.token_ids)
             )
+            if self.predicted is not None:
+                self.metrics.predicted(self.predicted.price, arrived.at - self.predicted.at)
         else:
             self.metrics.next_tokens(tier, arrived.at - self.last_at, num_tokens)
         self.last_at = arrived.at
@@ -112,7 +116,7 @@ class Figures:
                 exposed_transfer_s=waterfall.exposed_transfer_s,
             )
         _log.debug(
-            "%s: %s; %s; %d prompt tokens (%d cached), %d tokens; decoder %s, prefiller %s",
+            "%s: %s; %s; %d prompt tokens (%d cached), %d tokens; decoder %s, prefiller %s; predicted %s",
             self.generation.request_id,
             outcome,
             waterfall,
@@ -121,6 +125,7 @@ class Figures:
             self.num_tokens,
             self.decoder,
             self.prefiller,
+            "-" if self.predicted is None else self.predicted.price,
         )
 
     def _tpot_s(self) -> float | None:

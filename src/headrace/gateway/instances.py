@@ -21,7 +21,7 @@ from headrace.protocol.messages import Uuid
 
 @dataclass(slots=True, kw_only=True)
 class Instance:
-    """`placed_*` and `leased_tokens`: what this gateway gave it to do since its last Status, less what ended."""
+    """`placed_*` and `given_tokens`: what this gateway gave it to do since its last Status, less what ended."""
 
     announce: Announce
     heard_at: float
@@ -30,7 +30,7 @@ class Instance:
     status: Status | None = None
     placed_requests: int = 0
     placed_pages: int = 0
-    leased_tokens: int = 0
+    given_tokens: int = 0  # to prefill
 
     @property
     def uuid(self) -> Uuid:
@@ -51,7 +51,7 @@ class Instance:
     def stands(self, status: Status | None) -> None:
         """As it says, or (None) as it stands at its start."""
         self.status = status
-        self.placed_requests = self.placed_pages = self.leased_tokens = 0
+        self.placed_requests = self.placed_pages = self.given_tokens = 0
 
     def __str__(self) -> str:
         told = self.announce
@@ -186,10 +186,10 @@ class Instances:
             instance.placed_requests -= 1
             instance.placed_pages -= num_pages
 
-    def leased(self, uuid: Uuid, num_tokens: int) -> None:
-        """A prefiller granted a lease."""
+    def given(self, uuid: Uuid, num_tokens: int) -> None:
+        """A prefiller, or a decoder by itself, is to compute so much of a prompt; less than 0 of one that it has."""
         if (instance := self.get(uuid)) is not None:
-            instance.leased_tokens += num_tokens
+            instance.given_tokens += num_tokens
 
     # ---- who is there ------------------------------------------------------------------------------------------
 
@@ -238,13 +238,20 @@ def _decoder_view(instance: Instance) -> DecoderView:
         page_size=limits.page_size,
         num_running=max(0, running + instance.placed_requests),
         max_running=limits.max_running,
+        num_queued_tokens=_num_queued_tokens(instance),
+        prefill_rate=None if status is None else status.prefill_rate,
     )
 
 
 def _prefiller_view(instance: Instance) -> PrefillerView:
-    queued = 0 if instance.status is None else instance.status.num_queued_tokens
     return PrefillerView(
         uuid=instance.uuid,
-        num_queued_tokens=queued + instance.leased_tokens,
+        num_queued_tokens=_num_queued_tokens(instance),
         max_tokens=longest_sequence(instance.announce.limits),
+        prefill_rate=None if instance.status is None else instance.status.prefill_rate,
     )
+
+
+def _num_queued_tokens(instance: Instance) -> int:
+    queued = 0 if instance.status is None else instance.status.num_queued_tokens
+    return max(0, queued + instance.given_tokens)

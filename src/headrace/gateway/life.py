@@ -106,6 +106,7 @@ class Life:
         self._figures.over(outcome, self._attempt)
         if self._attempt is not None:
             self._exchange.close(self._attempt)
+            self._exchange.observed.wrote(self._attempt, (*self._generation.token_ids, *self._received))
         if self._has_begun:
             self._exchange.leave(self._generation.request_id)
 
@@ -136,11 +137,12 @@ class Life:
                 raise GenerationFailed(str(error)) from error
             raise
         if attempt.was_accepted:  # and may be over by now: all of its messages came at once
-            self._exchange.placed(attempt)
+            self._exchange.placed()
             self._figures.placed(
                 self._patience.now(),
                 decoder=self._exchange.instances.name(attempt.offered_to),
                 prefiller=self._exchange.instances.name(attempt.prefiller),
+                predicted=self._placing.predicted,
             )
         self._patience.waiting_for = "its tokens"
 

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from headrace.gateway.exchange import DispatchStatistics
 from headrace.gateway.instances import Instance
+from headrace.gateway.route import Price
 from headrace.protocol.control import Role
 from headrace.protocol.messages import Tier
 
@@ -52,6 +53,18 @@ class GatewayMetrics:
         self._queue = self._histogram("queue", "Admission to acceptance by a decoder", REQUEST_BUCKETS_S, ["tier"])
         self._prefill = self._histogram("prefill", "First chunk's begin to last chunk's end", REQUEST_BUCKETS_S)
         self._exposed = self._histogram("exposed_transfer", "What KV transfer added to TTFT", TOKEN_BUCKETS_S)
+        self._predicted = Counter(
+            "headrace_predicted_ttft_seconds",
+            "From routing to first token, as routing predicted it, by what it is spent on",
+            ["term"],
+            registry=self._registry,
+        )
+        self._prediction_error = self._histogram(
+            "ttft_prediction_error",
+            "How far the first token was from when routing had predicted it",
+            REQUEST_BUCKETS_S,
+            ["came"],
+        )
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], labels: Iterable[str] = ()) -> Histogram:
         return Histogram(f"headrace_{name}_seconds", text, labels, buckets=buckets, registry=self._registry)
@@ -73,6 +86,13 @@ class GatewayMetrics:
         self._ttft.labels(tier).observe(ttft_s)
         self._tokens.labels("prompt").inc(prompt_tokens)
         self._tokens.labels("completion").inc(num_tokens)
+
+    def predicted(self, price: Price, ttft_s: float) -> None:
+        """The first token came so long after its routing."""
+        for term, seconds in price.terms.items():
+            self._predicted.labels(term).inc(seconds)
+        came = "later" if ttft_s >= price.ttft_s else "sooner"
+        self._prediction_error.labels(came).observe(abs(ttft_s - price.ttft_s))
 
     def next_tokens(self, tier: Tier, itl_s: float, num_tokens: int) -> None:
         self._itl.labels(tier).observe(itl_s)
@@ -147,12 +167,14 @@ def _figures(instance: Instance) -> dict[str, tuple[Family, float]]:
     status = instance.status
     if status is None:
         return {}
-    counts = {
+    counts: dict[str, float] = {
         "free_pages": status.num_free_pages,
         "running": status.num_running,
         "waiting": status.num_waiting,
         "queued_tokens": status.num_queued_tokens,
     }
+    if status.prefill_rate is not None:
+        counts["prefill_rate"] = status.prefill_rate
     gauges = {_metric_name(name): (GaugeMetricFamily, float(value)) for name, value in (counts | status.gauges).items()}
     counters = {_metric_name(name): (CounterMetricFamily, value) for name, value in status.counters.items()}
     return {**gauges, **counters}

@@ -9,6 +9,7 @@ A prefiller that does not answer is not asked again by this request, and a decod
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from headrace.errors import InputError
@@ -17,11 +18,19 @@ from headrace.gateway.exchange import Exchange
 from headrace.gateway.generation import Overloaded
 from headrace.gateway.line import Turn
 from headrace.gateway.patience import Patience
-from headrace.gateway.route import Route, route
+from headrace.gateway.route import Price, Route, route
 from headrace.protocol.messages import Uuid
 
 RETRY_AFTER_S = 2.0
 """Told where no decoder is here: one that is restarted takes some seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What routing expected, and when."""
+
+    at: float
+    price: Price
 
 
 class Placing:
@@ -35,6 +44,7 @@ class Placing:
         self._mute: set[Uuid] = set()  # prefillers that did not answer
         self._full: set[Uuid] = set()  # said NoRoom in this round
         self._busy: set[Uuid] = set()  # said Wait in this round
+        self.predicted: Predicted | None = None  # of the last choice
 
     def shun(self, decoder: Uuid) -> None:
         """Try others first."""
@@ -67,10 +77,12 @@ class Placing:
             await self._offer(attempt, chosen.decoder)
 
     def _choose(self, attempt: Attempt) -> Route | None:
-        instances = self._exchange.instances
-        decoders = _rather_not(self._full, _rather_not(self._shunned, instances.decoders()))
-        prefillers = [view for view in instances.prefillers() if view.uuid not in self._mute]
-        return route(decoders, _rather_not(self._busy, prefillers), attempt.errand.wanted)
+        observed, now = self._exchange.observed, self._patience.now()
+        decoders = _rather_not(self._full, _rather_not(self._shunned, observed.decoders(attempt.prompt)))
+        prefillers = [view for view in observed.prefillers(attempt.prompt) if view.uuid not in self._mute]
+        chosen = route(decoders, _rather_not(self._busy, prefillers), attempt.errand.wanted, observed.transfers(now))
+        self.predicted = None if chosen is None else Predicted(at=now, price=chosen.price)
+        return chosen
 
     async def _retry(self, waiting_for: str, retry_s: float) -> None:
         """A new round, at the next news."""

@@ -38,7 +38,7 @@ from headrace.protocol.messages import (
 
 Told = TypeVar("Told")
 
-CONTROL_VERSION = 1
+CONTROL_VERSION = 2
 
 BEAT_S = 0.5
 """Between two Beats, and between two Status messages."""
@@ -56,6 +56,7 @@ TokenIds = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=MA
 _LARGEST = sys.float_info.max  # bounds keep infinities out, and NaN, which no comparison lets in
 Gauge = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 Counter = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
+TokensPerSecond = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -102,6 +103,8 @@ class Status(Message, frozen=True, kw_only=True):
     num_running: Count
     num_waiting: Count
     num_queued_tokens: Count  # prompt tokens leased or waiting to be computed
+    # Of one more prompt, beside what decodes here and within its budget (0: none within it). None: not measured yet.
+    prefill_rate: TokensPerSecond | None
     gauges: Annotated[dict[Name, Gauge], msgspec.Meta(max_length=256)]
     counters: Annotated[dict[Name, Counter], msgspec.Meta(max_length=256)]
 
@@ -139,6 +142,7 @@ class Accepted(Message, frozen=True, kw_only=True):
 
     request_id: Name
     uses_lease: bool
+    cached_tokens: Count  # h of the prompt: what the decoder's own prefix index had
 
 
 class NoRoom(Message, frozen=True, kw_only=True):

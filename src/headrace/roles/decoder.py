@@ -202,6 +202,7 @@ class Decoder:
     def _place(self, served: Served, admission: Admission, prefill: PrefillFrom | None) -> bool:
         """Have it prefilled there or here. -> whether there."""
         served.unpark()
+        served.hit_len = admission.cached_len
         engine = self._groups.engine_of(served.request_id)
         if prefill is not None and self._remote is not None and served.num_tickets < MAX_TICKETS:
             now = time.monotonic()
@@ -364,7 +365,9 @@ class Decoder:
     # ---- small things ------------------------------------------------------------------------------------------
 
     def _accept(self, served: Served, *, uses_lease: bool) -> None:
-        accepted = Accepted(sender=self._uuid, request_id=served.request_id, uses_lease=uses_lease)
+        accepted = Accepted(
+            sender=self._uuid, request_id=served.request_id, uses_lease=uses_lease, cached_tokens=served.hit_len
+        )
         self._links.send(served.gateway, accepted)
 
     def _status(self) -> Status:

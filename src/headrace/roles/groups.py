@@ -112,6 +112,12 @@ class Groups:
         """Of one group: a request fits into one."""
         return max(pages.num_free_or_cached for pages in self._pools)
 
+    @property
+    def prefill_rate(self) -> float | None:
+        """Tokens a second of one group, on average: a prompt is computed in one. None: not measured yet."""
+        rates = [rate for engine in self._engines if (rate := engine.prefill_rate) is not None]
+        return sum(rates) / len(rates) if rates else None
+
     def statistics(self) -> EngineStatistics:
         """Of all groups together."""
         each = [engine.statistics() for engine in self._engines]

@@ -32,6 +32,7 @@ class Served:
     started_at: float | None = None  # prefill began here instead
     first_step_at: float | None = None
     first_step_s: float = 0.0
+    hit_len: int = 0  # h: what the prefix index had when its pages were taken
     cached_len: int = 0  # known with the first step
     failure: tuple[FinishReason, str] | None = None  # why it ends, where the engine does not know
 

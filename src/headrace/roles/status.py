@@ -46,6 +46,7 @@ def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | N
         num_running=counts.num_decoding + counts.num_prefilling + counts.num_fetching,
         num_waiting=counts.num_waiting + counts.num_parked,
         num_queued_tokens=counts.num_waiting_tokens,
+        prefill_rate=groups.prefill_rate,
         gauges=gauges,
         counters=counters,
     )
@@ -58,6 +59,7 @@ def prefiller_status(
     *,
     num_steps: int,
     num_prefill_tokens: int,
+    prefill_rate: float | None,
 ) -> Status:
     tickets = messenger.statistics()
     return Status(
@@ -66,6 +68,7 @@ def prefiller_status(
         num_running=tickets.num_tickets,
         num_waiting=0,
         num_queued_tokens=tickets.num_leased_tokens,
+        prefill_rate=prefill_rate,
         gauges={
             **_page_gauges(instance.pools),
             "tickets_open": tickets.num_tickets,

@@ -1,0 +1,162 @@
+"""What the gateway has seen its instances do, from which it predicts: prefixes that they have, transfers, hand-overs.
+
+Owned by the gateway's loop; calls take `now`. Instances tell their rates and queues themselves (Status); this is what
+only shows between them, or over many requests:
+
+    affinity      by instance: a prompt's pages, from its first token on
+    transfers     by prefiller and decoder: what the decoder waited beyond the prefiller's own queue and prefill
+    hand-overs    by decoder: from the last byte, or the last chunk, to the first token
+
+What was learned of a transfer is forgotten after a minute without another: a link that was slow is tried again.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from headrace.gateway.affinity import Affinity, Prompt
+from headrace.gateway.attempt import Attempt, RequestMessage
+from headrace.gateway.instances import Instance, Instances
+from headrace.gateway.route import UNMEASURED, DecoderView, Pair, PrefillerView, TransferCost
+from headrace.kvcache.prefix import num_whole_pages
+from headrace.protocol.control import Accepted, Finished, Tokens
+from headrace.protocol.messages import Uuid
+
+FORGET_S = 60.0
+MOST_TRANSFERS = 32
+"""The last ones of a pair, which its cost is fitted to."""
+FEWEST_LENGTHS = 0.1
+"""How far the lengths of prompts must differ, relative to their mean, before a cost of each token is told apart."""
+HAND_OVER_SHARE = 0.2
+"""Of the newest in the mean."""
+
+
+@dataclass(slots=True)
+class _Transfers:
+    """Of one pair."""
+
+    last: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=MOST_TRANSFERS))  # tokens, seconds
+    cost: TransferCost = UNMEASURED
+    at: float = 0.0
+
+
+class Observed:
+    """Of these `instances`."""
+
+    def __init__(self, instances: Instances) -> None:
+        self.affinity = Affinity()
+        self._instances = instances
+        self._transfers: dict[Pair, _Transfers] = {}
+        self._hand_overs: dict[Uuid, float] = {}
+
+    # ---- what is told ------------------------------------------------------------------------------------------
+
+    def take(self, attempt: Attempt, message: RequestMessage, now: float) -> None:
+        """A message that its attempt has taken."""
+        match message:
+            case Accepted():
+                self._looked_up(attempt, message)
+            case Tokens(index=0):
+                self._has(message.sender, attempt.prompt)
+                if attempt.prefiller is not None:
+                    self._has(attempt.prefiller, attempt.prompt)
+            case Finished():
+                self._handed_over(message)
+                self._transferred(attempt, message, now)
+
+    def wrote(self, attempt: Attempt, token_ids: Sequence[int]) -> None:
+        """All tokens that its decoder knows at its end, the prompt's among them: it keeps their pages too."""
+        decoder = None if attempt.offered_to is None else self._instances.get(attempt.offered_to)
+        if decoder is None:
+            return
+        page_size = decoder.announce.limits.page_size
+        if num_whole_pages(len(token_ids), page_size) > num_whole_pages(len(attempt.errand.token_ids), page_size):
+            self._has(decoder.uuid, Prompt(token_ids))
+
+    def left(self, uuid: Uuid) -> None:
+        """An instance is gone: what comes back is another, or has aborted everything."""
+        self.affinity.forget(uuid)
+        self._hand_overs.pop(uuid, None)
+        self._transfers = {pair: known for pair, known in self._transfers.items() if uuid not in pair}
+
+    def _looked_up(self, attempt: Attempt, accepted: Accepted) -> None:
+        decoder = self._instances.get(accepted.sender)
+        if decoder is not None:
+            num_found = accepted.cached_tokens // decoder.announce.limits.page_size
+            self.affinity.lacks(decoder.uuid, _hashes(decoder, attempt.prompt)[num_found:])
+
+    def _has(self, uuid: Uuid, prompt: Prompt) -> None:
+        instance = self._instances.get(uuid)
+        if instance is not None:
+            limits = instance.announce.limits
+            num_pages = limits.pool_tokens // limits.page_size
+            self.affinity.has(uuid, _hashes(instance, prompt), num_pages=num_pages)
+
+    def _handed_over(self, finished: Finished) -> None:
+        told = finished.waterfall
+        if told.first_step_s:
+            hand_over_s = told.hand_over_s + told.first_step_s
+            mean_s = self._hand_overs.get(finished.sender, hand_over_s)
+            self._hand_overs[finished.sender] = mean_s + HAND_OVER_SHARE * (hand_over_s - mean_s)
+
+    def _transferred(self, attempt: Attempt, finished: Finished, now: float) -> None:
+        prefilled = attempt.prefilled
+        if prefilled is None or prefilled.sender != attempt.prefiller or not finished.waterfall.fetch_s:
+            return
+        exposed_s = max(0.0, finished.waterfall.fetch_s - prefilled.queue_s - prefilled.prefill_s)
+        known = self._transfers.setdefault((prefilled.sender, finished.sender), _Transfers())
+        if now - known.at > FORGET_S:
+            known.last.clear()
+        known.last.append((attempt.errand.wanted.num_prefilled - attempt.hit_tokens, exposed_s))
+        known.cost, known.at = fit(known.last), now
+
+    # ---- what routing sees -------------------------------------------------------------------------------------
+
+    def decoders(self, prompt: Prompt) -> list[DecoderView]:
+        """As they stand, and what each of them has of this prompt."""
+        known = self._hand_overs.values()
+        usual_s = sum(known) / len(known) if known else 0.0  # of one that has not handed over yet
+        return [
+            replace(
+                view,
+                cached_tokens=self.cached_tokens(view.uuid, prompt),
+                hand_over_s=self._hand_overs.get(view.uuid, usual_s),
+            )
+            for view in self._instances.decoders()
+        ]
+
+    def prefillers(self, prompt: Prompt) -> list[PrefillerView]:
+        """The same."""
+        views = self._instances.prefillers()
+        return [replace(view, cached_tokens=self.cached_tokens(view.uuid, prompt)) for view in views]
+
+    def transfers(self, now: float) -> dict[Pair, TransferCost]:
+        """Of the pairs that are known."""
+        return {pair: known.cost for pair, known in self._transfers.items() if now - known.at <= FORGET_S}
+
+    def cached_tokens(self, uuid: Uuid, prompt: Prompt) -> int:
+        """That it should have of this prompt."""
+        instance = self._instances.get(uuid)
+        if instance is None:
+            return 0
+        return self.affinity.num_found(uuid, _hashes(instance, prompt)) * instance.announce.limits.page_size
+
+    def __repr__(self) -> str:
+        return f"Observed({self.affinity!r}, {len(self._transfers)} pairs)"
+
+
+def fit(transfers: Sequence[tuple[int, float]]) -> TransferCost:
+    """Least squares of seconds over tokens, neither coefficient negative. Of prompts of one length all is the base: a
+    long prompt is not held to cost what a short one's overhead says."""
+    mean_tokens = sum(tokens for tokens, _ in transfers) / len(transfers)
+    mean_s = sum(seconds for _, seconds in transfers) / len(transfers)
+    spread = sum((tokens - mean_tokens) ** 2 for tokens, _ in transfers)
+    if spread <= len(transfers) * (FEWEST_LENGTHS * mean_tokens) ** 2:
+        return TransferCost(base_s=mean_s)
+    slope = sum((tokens - mean_tokens) * (seconds - mean_s) for tokens, seconds in transfers) / spread
+    token_s = min(max(0.0, slope), mean_s / mean_tokens)
+    return TransferCost(base_s=mean_s - token_s * mean_tokens, token_s=token_s)
+
+
+def _hashes(instance: Instance, prompt: Prompt) -> list[bytes]:
+    return prompt.hashes(instance.announce.limits.page_size, instance.announce.fingerprint)

@@ -1,0 +1,151 @@
+"""What is learned of instances: transfers by pair, hand-overs by decoder, prefixes. No clock, no socket."""
+
+import pytest
+from gateway_fleet import A_PROMPT, generation
+from scripted_instance import MODEL, announce
+
+from headrace.gateway.attempt import Attempt, RequestMessage
+from headrace.gateway.errand import Errand
+from headrace.gateway.instances import Instances
+from headrace.gateway.observed import FORGET_S, Observed, fit
+from headrace.gateway.options import Timings
+from headrace.gateway.route import TransferCost
+from headrace.protocol.control import Accepted, Finished, Granted, Prefilled, Tokens, Waterfall
+
+P, D = "1" * 32, "d" * 32
+
+
+def observed() -> Observed:
+    instances = Instances(MODEL, Timings())
+    instances.take(announce("prefiller", P), 0.0)
+    instances.take(announce("decoder", D), 0.0)
+    return Observed(instances)
+
+
+def offered(token_ids: tuple[int, ...] = A_PROMPT) -> Attempt:
+    """An attempt whose Generate is out, with a lease."""
+    errand = Errand(request_id="r", generation=generation(), token_ids=token_ids, max_tokens=5, deadline=100.0)
+    attempt = Attempt(errand, sender="f" * 32, tell=lambda to, message: None, wake=lambda: None)
+    attempt.reserve(P, 0.0)
+    assert attempt.take(Granted(sender=P, request_id="r", lease="1"), 0.0)
+    attempt.offer(D, 0.0)
+    return attempt
+
+
+def hears(known: Observed, attempt: Attempt, *messages: RequestMessage, now: float = 0.0) -> None:
+    for message in messages:
+        assert attempt.take(message, now)
+        known.take(attempt, message, now)
+
+
+def accepted(hit: int = 0, *, uses_lease: bool = True) -> Accepted:
+    return Accepted(sender=D, request_id="r", uses_lease=uses_lease, cached_tokens=hit)
+
+
+def finished(waterfall: Waterfall) -> Finished:
+    return Finished(
+        sender=D, request_id="r", reason="length", text="", num_tokens=0, cached_tokens=0, waterfall=waterfall
+    )
+
+
+def fetched(
+    known: Observed,
+    *,
+    exposed_s: float,
+    num_tokens: int = 40,
+    hit: int = 0,
+    first_step_s: float = 0.0,
+    now: float = 0.0,
+) -> None:
+    """A request that was prefilled at the prefiller, in 0.3 s with its queue."""
+    told = Waterfall(fetch_s=0.3 + exposed_s, first_step_s=first_step_s)
+    prefilled = Prefilled(sender=P, request_id="r", num_computed=1, queue_s=0.1, prefill_s=0.2)
+    hears(known, offered(tuple(range(num_tokens))), accepted(hit), prefilled, finished(told), now=now)
+
+
+FIRST = Tokens(sender=D, request_id="r", index=0, token_ids=(7,), cached_tokens=0)
+
+
+def cached(known: Observed) -> tuple[int, int]:
+    """Of the prompt, at the decoder and at the prefiller."""
+    prompt = offered().prompt
+    return known.decoders(prompt)[0].cached_tokens, known.prefillers(prompt)[0].cached_tokens
+
+
+def test_with_its_first_token_a_prompt_is_known_to_be_at_both_sides() -> None:
+    known = observed()
+    attempt = offered()
+    hears(known, attempt, accepted())
+    assert cached(known) == (0, 0)
+    hears(known, attempt, FIRST)
+    assert cached(known) == (32, 32)
+
+
+def test_a_prompt_that_the_decoder_computed_is_known_to_be_there_alone() -> None:
+    known = observed()
+    hears(known, offered(), accepted(uses_lease=False), FIRST)
+    assert cached(known) == (32, 0)
+
+
+def test_what_the_decoder_did_not_find_is_no_longer_expected_there() -> None:
+    known = observed()
+    hears(known, offered(), accepted(), FIRST)
+    hears(known, offered(), accepted(hit=16))
+    assert cached(known) == (16, 32)
+
+
+def test_what_was_generated_is_known_to_be_at_the_decoder_when_it_is_over() -> None:
+    known = observed()
+    attempt = offered()
+    hears(known, attempt, accepted(), FIRST)
+    known.wrote(attempt, (*A_PROMPT, *range(8)))  # 48 tokens, the last of which is not computed
+    assert cached(known) == (32, 32)
+    known.wrote(attempt, (*A_PROMPT, *range(9)))
+    assert known.decoders(offered((*A_PROMPT, *range(20))).prompt)[0].cached_tokens == 48
+
+
+def test_one_that_leaves_is_forgotten_with_its_pairs() -> None:
+    known = observed()
+    hears(known, offered(), accepted(), FIRST)
+    fetched(known, exposed_s=0.02, hit=32, first_step_s=0.01)
+    known.left(P)
+    assert cached(known) == (32, 0) and known.transfers(0.0) == {}
+    known.left(D)
+    assert cached(known) == (0, 0) and known.decoders(offered().prompt)[0].hand_over_s == 0
+
+
+def test_a_transfer_costs_what_the_decoder_waited_beyond_queue_and_prefill() -> None:
+    known = observed()
+    fetched(known, exposed_s=0.02)
+    assert known.transfers(0.0)[P, D].predict(1000) == pytest.approx(0.02)
+    fetched(known, exposed_s=0.1, num_tokens=440)
+    assert known.transfers(0.0)[P, D].predict(839) == pytest.approx(0.18)
+    fetched(known, exposed_s=0.18, num_tokens=1000, hit=160)  # of which those travel that the decoder lacks
+    assert known.transfers(0.0)[P, D].predict(839) == pytest.approx(0.18)
+
+
+def test_after_a_while_without_transfers_a_pair_is_tried_again() -> None:
+    known = observed()
+    fetched(known, exposed_s=5.0)
+    assert known.transfers(FORGET_S) and not known.transfers(FORGET_S + 0.1)
+    fetched(known, exposed_s=0.01, now=FORGET_S + 1)
+    assert known.transfers(FORGET_S + 1)[P, D].predict(39) == pytest.approx(0.01)
+
+
+def test_a_hand_over_is_a_mean_of_the_last_ones() -> None:
+    known = observed()
+    for first_step_s in (0.01, *[0.03] * 30):
+        fetched(known, exposed_s=0.0, first_step_s=first_step_s)
+    known._instances.take(announce("decoder", "e" * 32), 0.0)
+    views = known.decoders(offered().prompt)  # one that has not handed over yet is taken to be like the others
+    assert [view.hand_over_s for view in views] == [pytest.approx(0.03, rel=0.01)] * 2
+
+
+def test_a_fit_is_never_negative_and_takes_nothing_for_a_slope_that_is_none() -> None:
+    assert fit([(100, 0.5)]) == TransferCost(base_s=0.5)
+    assert fit([(100, 0.5), (102, 0.9)]).token_s == 0
+    assert fit([(100, 0.5), (1000, 0.1)]) == TransferCost(base_s=pytest.approx(0.3))
+    steep = fit([(100, 0.0), (1000, 9.0)])
+    assert steep.base_s >= 0 and steep.predict(550) == pytest.approx(4.5)
+    level = fit([(100, 0.02), (1000, 0.11), (2000, 0.21)])
+    assert (level.base_s, level.token_s) == (pytest.approx(0.01), pytest.approx(1e-4))
