@@ -87,15 +87,19 @@ def test_a_cost_is_told_in_microseconds() -> None:
     assert str(COST) == "1e+06 + 1e+05 + 5e+05 + 1e+04 + 1e+03 us (step, row, token, key, pair)"
 
 
-def test_a_prefill_rate_is_that_of_the_largest_chunks_that_keep_the_bound() -> None:
+def test_a_prefill_is_as_fast_as_the_largest_chunks_that_keep_the_bound() -> None:
     beside = StepSize().with_row(20)
-    alone = COST.prefill_rate(beside, chunk_tokens=100, bound_s=None)
-    assert alone == pytest.approx(100 / COST.predict(beside.with_chunk(0, 100)))
-    assert COST.prefill_rate(beside, chunk_tokens=100, bound_s=1000.0) == alone
-    assert COST.prefill_rate(beside, chunk_tokens=100, bound_s=30.0) == pytest.approx(
-        48 / COST.predict(beside.with_chunk(0, 48))
-    )
-    assert COST.prefill_rate(beside, chunk_tokens=100, bound_s=5.0) == 0
-    assert StepCost(step_s=0, row_s=0, key_s=0, token_s=0, pair_s=0).prefill_rate(
-        beside, chunk_tokens=8, bound_s=None
-    ) == pytest.approx(8e6)
+
+    def rate(bound_s: float | None) -> float:
+        return COST.prefill_speed(beside, chunk_tokens=100, bound_s=bound_s).rate
+
+    assert rate(None) == rate(1000.0) == pytest.approx(100 / COST.predict(beside.with_chunk(0, 100)))
+    assert rate(30.0) == pytest.approx(48 / COST.predict(beside.with_chunk(0, 48)))
+    assert rate(5.0) == 0
+
+
+def test_the_shortest_prefill_takes_a_step_of_what_is_there() -> None:
+    assert COST.prefill_speed(StepSize(), chunk_tokens=100, bound_s=None).step_s == 1.0
+    assert COST.prefill_speed(StepSize().with_row(20), chunk_tokens=100, bound_s=None).step_s == pytest.approx(1.3)
+    nothing = StepCost(step_s=0, row_s=0, key_s=0, token_s=0, pair_s=0)
+    assert nothing.prefill_speed(StepSize(), chunk_tokens=8, bound_s=None).rate == pytest.approx(8e6)

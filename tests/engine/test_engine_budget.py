@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from scripted_model import VOCABULARY, World, make_request
 
-from headrace.engine.cost import StepCost, StepSize
+from headrace.engine.cost import PrefillSpeed, StepCost, StepSize
 from headrace.engine.measured_cost import MeasuredCost
 from headrace.engine.schedule import MIN_CHUNK
 from headrace.engine.step import Step, StepRow
@@ -230,37 +230,44 @@ def test_under_any_budget_every_request_ends_with_its_text(bounds: dict[str, flo
 # ---- what it would prefill -------------------------------------------------------------------------------------
 
 
-def test_the_rate_of_one_more_prompt_is_what_the_budget_leaves_beside_the_rows() -> None:
+def speed(machine: Machine) -> PrefillSpeed:
+    told = machine.engine.prefill_speed
+    assert told is not None
+    return told
+
+
+def test_the_speed_of_one_more_prompt_is_what_the_budget_leaves_beside_the_rows() -> None:
     machine = Machine(max_stall_s=0.1)
-    assert machine.engine.prefill_rate == pytest.approx(256 / (0.010 + 0.256), rel=0.02)
+    assert speed(machine).rate == pytest.approx(256 / (0.010 + 0.256), rel=0.02)
+    assert speed(machine).step_s == pytest.approx(0.010, rel=0.02)
     for nth in range(8):
         machine.decoding(f"r{nth}")
-    rate = machine.engine.prefill_rate
-    assert rate is not None and 0 < rate <= 64 / 0.09  # 0.1 s less the step and eight rows
+    assert 0 < speed(machine).rate <= 64 / 0.09  # 0.1 s less the step and eight rows
+    assert speed(machine).step_s > 0.026  # it takes part in theirs
     tight = Machine(max_stall_s=0.02)
     tight.decoding("a")
-    assert tight.engine.prefill_rate == 0
+    assert speed(tight).rate == 0
 
 
-def test_the_rate_leaves_the_margin_that_the_schedule_leaves() -> None:
+def test_the_speed_leaves_the_margin_that_the_schedule_leaves() -> None:
     machine = Machine(max_stall_s=0.1)
     machine.decoding("a")
     costs, mixed = machine.engine.costs, StepSize().with_row(100).with_chunk(0, 64)
     for _ in range(20):
         costs.observe(mixed, 1.5 * COST.predict(mixed))
-    rate, cost = machine.engine.prefill_rate, costs.cost
-    assert costs.margin > 1.1 and cost is not None and rate is not None
-    assert 0 < rate < cost.prefill_rate(StepSize().with_row(100), chunk_tokens=256, bound_s=0.1)
+    assert costs.margin > 1.1 and costs.cost is not None
+    without = costs.cost.prefill_speed(StepSize().with_row(100), chunk_tokens=256, bound_s=0.1)
+    assert 0 < speed(machine).rate < without.rate
 
 
-def test_before_a_chunk_was_measured_there_is_no_rate() -> None:
+def test_before_a_chunk_was_measured_no_speed_is_known() -> None:
     costs = MeasuredCost()
     machine = Machine(costs=costs)
-    assert machine.engine.prefill_rate is None
+    assert machine.engine.prefill_speed is None
     for _ in range(100):
         costs.learn(StepSize().with_row(10), 0.012)
-    assert machine.engine.prefill_rate is None
+    assert machine.engine.prefill_speed is None
     for nth in range(100):
         num_tokens = 64 + nth
         costs.learn(StepSize().with_chunk(0, num_tokens), 0.012 + 0.001 * num_tokens)
-    assert machine.engine.prefill_rate == pytest.approx(256 / (0.012 + 0.256), rel=0.1)
+    assert speed(machine).rate == pytest.approx(256 / (0.012 + 0.256), rel=0.1)

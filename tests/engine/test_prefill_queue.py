@@ -146,32 +146,33 @@ def test_a_queue_shows_its_state() -> None:
     assert repr(queue) == "PrefillQueue(1 prompts, 21 tokens, step 1)"
 
 
-def compute(queue: PrefillQueue[str], num_steps: int, step_s: float) -> None:
-    """Whole chunks of 8 tokens, the last of which ends at `step_s`."""
-    queue.add(prompt("a", 8 * num_steps + 1), 0.0)
-    for _ in range(num_steps):
-        step = queue.next_step(0.0)
-        assert step is not None
-        queue.commit(step, step_s)
+def compute(queue: PrefillQueue[str], num_prompts: int, now: float, *, stopped_s: float = 0.0) -> float:
+    """Prompts of a few tokens more than a chunk; a step takes 0.1 s and 0.05 s for each token -> now."""
+    for nth in range(num_prompts):
+        queue.add(prompt("a", 9 + nth % 7), now)
+        while (step := queue.next_step(now)) is not None:
+            now += 0.1 + 0.05 * sum(chunk.end - chunk.begin for chunk in step.chunks) + stopped_s
+            queue.commit(step, now)
+    return now
 
 
-def test_its_rate_is_that_of_the_last_steps() -> None:
+def test_its_speed_is_that_of_the_last_steps() -> None:
     queue: PrefillQueue[str] = PrefillQueue(chunk_tokens=8)
-    assert queue.prefill_rate(0.0) is None
-    compute(queue, 3, 0.5)
-    assert queue.prefill_rate(0.5) == pytest.approx(16.0)
-    compute(queue, 40, 2.0)
-    assert queue.prefill_rate(2.0) == pytest.approx(4.0, rel=0.02)
+    assert queue.prefill_speed(0.0) is None
+    speed = queue.prefill_speed(compute(queue, 40, 0.0))
+    assert speed is not None and speed.rate == pytest.approx(8 / (0.1 + 8 * 0.05), rel=0.05)
+    assert speed.step_s == pytest.approx(0.1, rel=0.3)
 
 
-def test_a_step_in_which_the_process_was_stopped_says_little_of_its_rate() -> None:
+def test_a_step_in_which_the_process_was_stopped_says_little_of_its_speed() -> None:
     queue: PrefillQueue[str] = PrefillQueue(chunk_tokens=8)
-    compute(queue, 20, 0.5)
-    compute(queue, 1, 300.0)
-    assert queue.prefill_rate(300.0) == pytest.approx(16.0, rel=0.3)
+    now = compute(queue, 40, 0.0)
+    now = compute(queue, 40, compute(queue, 1, now, stopped_s=30.0))
+    speed = queue.prefill_speed(now)
+    assert speed is not None and speed.rate == pytest.approx(8 / (0.1 + 8 * 0.05), rel=0.2)
 
 
-def test_a_rate_is_forgotten_when_nothing_was_computed_for_long() -> None:
+def test_a_speed_is_forgotten_when_nothing_was_computed_for_long() -> None:
     queue: PrefillQueue[str] = PrefillQueue(chunk_tokens=8)
-    compute(queue, 3, 0.5)
-    assert queue.prefill_rate(60.5) is not None and queue.prefill_rate(60.6) is None
+    now = compute(queue, 40, 0.0)
+    assert queue.prefill_speed(now + 59.9) is not None and queue.prefill_speed(now + 60.1) is None

@@ -34,6 +34,7 @@ from headrace.protocol.control import (
     NoRoom,
     Prefilled,
     PrefillFrom,
+    Prefilling,
     Rejected,
     Reserve,
     ReturnLease,
@@ -105,7 +106,7 @@ def status(
         num_running=num_running,
         num_waiting=0,
         num_queued_tokens=num_queued_tokens,
-        prefill_rate=prefill_rate,
+        prefilling=None if prefill_rate is None else Prefilling(step_s=0.0, rate=prefill_rate),
         gauges={"pages.held": 3.0},
         counters={"steps_total": 7.0},
     )

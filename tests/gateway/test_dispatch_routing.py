@@ -8,7 +8,7 @@ from gateway_fleet import QUICK, Fleet, ask, fleet, generation, is_answered
 from scripted_instance import ScriptedDecoder, ScriptedInstance, on_loop, until
 
 from headrace.gateway.generation import Generation
-from headrace.protocol.control import Generate
+from headrace.protocol.control import Generate, Prefilling
 
 SHARED = tuple(range(100, 260))  # ten pages
 SHORT = tuple(range(8))
@@ -27,7 +27,8 @@ async def tells(around: Fleet, *instances: ScriptedInstance, rate: float | None 
     def is_heard() -> bool:
         stand = {alive.uuid: alive.status for alive in around.dispatcher.alive()}
         said = [stand[instance.uuid] for instance in instances]
-        return all(one is not None and (one.prefill_rate, one.num_queued_tokens) == (rate, queued) for one in said)
+        speed = None if rate is None else Prefilling(step_s=0.0, rate=rate)
+        return all(one is not None and (one.prefilling, one.num_queued_tokens) == (speed, queued) for one in said)
 
     await until(is_heard, "the gateway has heard of it")
 

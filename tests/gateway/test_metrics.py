@@ -149,8 +149,9 @@ def test_the_rate_at_which_an_instance_prefills_is_shown_once_it_is_measured() -
         status=status("a" * 32, prefill_rate=1500.0),
     )
     read = rendered(measured, instance("b" * 32, name="d", gauges={}, counters={}))
-    assert read["headrace_instance_prefill_rate", "p", "prefiller"] == 1500
-    assert ("headrace_instance_prefill_rate", "d", "decoder") not in read
+    assert read["headrace_instance_prefill_tokens_per_second", "p", "prefiller"] == 1500
+    assert read["headrace_instance_prefill_step_seconds", "p", "prefiller"] == 0
+    assert ("headrace_instance_prefill_tokens_per_second", "d", "decoder") not in read
 
 
 @on_loop

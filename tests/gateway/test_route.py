@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.gateway.route import (
-    ASSUMED_RATE,
+    ASSUMED,
     UNFELT_S,
     UNFELT_SHARE,
     DecoderView,
@@ -21,6 +21,7 @@ from headrace.gateway.route import (
     num_pages_wanted,
     route,
 )
+from headrace.protocol.control import Prefilling
 
 WANTED = Wanted(num_tokens=101, max_tokens=20)
 LONG = Wanted(num_tokens=2001, max_tokens=20)
@@ -29,6 +30,10 @@ LONG = Wanted(num_tokens=2001, max_tokens=20)
 def decoder(uuid: str = "d", **changes: object) -> DecoderView:
     plain = DecoderView(uuid=uuid, num_free_pages=1000, page_size=16, num_running=0, max_running=8)
     return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def at(rate: float, step_s: float = 0.0) -> Prefilling:
+    return Prefilling(step_s=step_s, rate=rate)
 
 
 def prefiller(uuid: str = "p", *, queued: int = 0, longest: int = 4096, **changes: object) -> PrefillerView:
@@ -85,16 +90,25 @@ def test_the_prefiller_with_the_fewest_queued_tokens_is_asked() -> None:
 
 def test_a_queue_counts_as_long_as_it_takes() -> None:
     prefillers = [
-        prefiller("slow", queued=100, prefill_rate=500.0),
-        prefiller("fast", queued=300, prefill_rate=5000.0),
+        prefiller("slow", queued=100, prefilling=at(500.0)),
+        prefiller("fast", queued=300, prefilling=at(5000.0)),
     ]
     chosen = route([decoder()], prefillers, WANTED)
     assert way(chosen) == ("d", "fast")
     assert price(chosen) == Price(wait_s=0.06, prefill_s=0.02)
 
 
+def test_the_shortest_prompt_takes_a_step() -> None:
+    prefillers = [prefiller("p1", prefilling=at(5000.0, 0.03)), prefiller("p2", prefilling=at(2000.0))]
+    assert way(route([decoder()], prefillers, Wanted(num_tokens=5, max_tokens=20))) == ("d", "p2")
+    chosen = route([decoder()], prefillers, WANTED)
+    assert way(chosen) == ("d", "p1") and price(chosen).prefill_s == pytest.approx(0.05)
+    cached = [replace(view, cached_tokens=100) for view in prefillers]
+    assert price(route([decoder()], cached, WANTED)).prefill_s == 0
+
+
 def test_a_prefiller_that_has_the_prefix_is_asked_until_its_queue_outweighs_it() -> None:
-    other = prefiller("other", prefill_rate=1000.0)
+    other = prefiller("other", prefilling=at(1000.0))
     assert way(route([decoder()], [other, prefiller("has", queued=1500, cached_tokens=1600)], LONG)) == ("d", "has")
     assert way(route([decoder()], [other, prefiller("has", queued=1700, cached_tokens=1600)], LONG)) == ("d", "other")
 
@@ -117,15 +131,15 @@ def test_what_the_decoder_has_is_computed_again_and_does_not_travel() -> None:
 
 
 def test_one_that_has_not_measured_counts_as_the_fastest_that_is_known() -> None:
-    chosen = route([decoder()], [prefiller("known", queued=200, prefill_rate=4000.0), prefiller("new")], WANTED)
+    chosen = route([decoder()], [prefiller("known", queued=200, prefilling=at(4000.0)), prefiller("new")], WANTED)
     assert way(chosen) == ("d", "new") and price(chosen).prefill_s == 100 / 4000
-    assert price(route([decoder()], [prefiller()], WANTED)).prefill_s == 100 / ASSUMED_RATE
+    assert price(route([decoder()], [prefiller()], WANTED)).prefill_s == 100 / ASSUMED.rate
 
 
 def test_after_a_failed_ticket_the_cheapest_prefiller_for_that_decoder_is_chosen() -> None:
     prefillers = [prefiller("near"), prefiller("far")]
     transfers = {("far", "d"): TransferCost(base_s=1.0)}
-    fast = decoder(prefill_rate=1e6)
+    fast = decoder(prefilling=at(1e6))
     assert choose_prefiller(fast, prefillers, LONG, transfers) == "near"
     assert choose_prefiller(fast, prefillers[1:], LONG, transfers) == "far"
     assert choose_prefiller(fast, [], LONG) is None
@@ -160,8 +174,8 @@ def test_the_decoder_that_has_the_prefix_is_taken_also_where_the_rest_comes_for_
 
 
 def test_a_busy_colocated_instance_is_left_for_an_idle_one_when_recomputing_is_cheaper_than_waiting() -> None:
-    idle = decoder("idle", is_colocated=True, prefill_rate=1000.0)
-    busy = decoder("busy", is_colocated=True, prefill_rate=1000.0, cached_tokens=1600, num_running=1)
+    idle = decoder("idle", is_colocated=True, prefilling=at(1000.0))
+    busy = decoder("busy", is_colocated=True, prefilling=at(1000.0), cached_tokens=1600, num_running=1)
     assert way(route([idle, replace(busy, num_queued_tokens=2500)], [], LONG)) == ("busy", None)
     assert way(route([idle, replace(busy, num_queued_tokens=3500)], [], LONG)) == ("idle", None)
 
@@ -181,7 +195,7 @@ A_TRANSFER: dict[Pair, TransferCost] = {("p", "d"): TransferCost(base_s=0.05)}
 def at_decoder(num_tokens: int, *, prefill: PrefillerView | None = None, **changes: object) -> bool:
     """Whether the decoder computes so many tokens by itself: both do 1,000 a second."""
     wanted = Wanted(num_tokens=num_tokens + 1, max_tokens=20)
-    views = decoder(**{"prefill_rate": 1000.0} | changes), prefill or prefiller(prefill_rate=1000.0)
+    views = decoder(**{"prefilling": at(1000.0)} | changes), prefill or prefiller(prefilling=at(1000.0))
     return way(route([views[0]], [views[1]], wanted, A_TRANSFER)) == ("d", None)
 
 
@@ -190,7 +204,7 @@ def test_short_prompts_stay_at_the_decoder_and_long_ones_go() -> None:
 
 
 def test_what_counts_is_what_the_decoder_does_not_have() -> None:
-    has_it_too = prefiller(prefill_rate=1000.0, cached_tokens=800)
+    has_it_too = prefiller(prefilling=at(1000.0), cached_tokens=800)
     assert at_decoder(849, cached_tokens=800, prefill=has_it_too)
     assert not at_decoder(851, cached_tokens=800, prefill=has_it_too)
     assert at_decoder(851, cached_tokens=800)  # a prefiller would compute all of it
@@ -201,8 +215,8 @@ def test_streams_that_decode_there_make_it_dearer() -> None:
 
 
 def test_a_prefiller_that_is_busy_makes_it_cheaper() -> None:
-    assert at_decoder(240, prefill=prefiller(prefill_rate=1000.0, queued=200))
-    assert not at_decoder(240, prefill=prefiller(prefill_rate=1000.0, queued=180))
+    assert at_decoder(240, prefill=prefiller(prefilling=at(1000.0), queued=200))
+    assert not at_decoder(240, prefill=prefiller(prefilling=at(1000.0), queued=180))
 
 
 def test_prompts_that_wait_at_the_decoder_make_it_dearer() -> None:
@@ -210,13 +224,13 @@ def test_prompts_that_wait_at_the_decoder_make_it_dearer() -> None:
 
 
 def test_a_decoder_that_would_break_its_budget_or_has_not_measured_computes_only_what_it_must() -> None:
-    assert not at_decoder(10, prefill_rate=0.0)
-    assert not at_decoder(10, prefill_rate=None)
-    assert way(route([decoder(prefill_rate=0.0)], [], WANTED)) == ("d", None)
+    assert not at_decoder(10, prefilling=at(0.0))
+    assert not at_decoder(10, prefilling=None)
+    assert way(route([decoder(prefilling=at(0.0))], [], WANTED)) == ("d", None)
 
 
 def test_a_prompt_that_the_decoder_has_waits_for_no_busy_prefiller() -> None:
-    all_of_it = decoder(prefill_rate=1000.0, cached_tokens=100, num_running=5, num_queued_tokens=5000)
+    all_of_it = decoder(prefilling=at(1000.0), cached_tokens=100, num_running=5, num_queued_tokens=5000)
     chosen = route([all_of_it], [prefiller(queued=10)], WANTED)
     assert way(chosen) == ("d", None) and price(chosen) == Price()
 
@@ -229,7 +243,7 @@ def test_the_terms_of_a_price_can_be_read() -> None:
 
 # ---- properties --------------------------------------------------------------------------------------------------
 
-rates = st.sampled_from([None, 0.0, 100.0, 1000.0, 1500.0])
+speeds = st.sampled_from([None, at(0.0), at(100.0), at(1000.0), at(1000.0, 0.05), at(1500.0, 0.01)])
 cached = st.sampled_from([0, 0, 32, 96, 160])
 decoders_of_a_fleet = st.lists(
     st.builds(
@@ -242,7 +256,7 @@ decoders_of_a_fleet = st.lists(
         max_running=st.integers(1, 4),
         num_queued_tokens=st.integers(0, 200),
         cached_tokens=cached,
-        prefill_rate=rates,
+        prefilling=speeds,
         hand_over_s=st.sampled_from([0.0, 0.005, 0.05]),
     ),
     min_size=1,
@@ -256,11 +270,17 @@ prefillers_of_a_fleet = st.lists(
         num_queued_tokens=st.integers(0, 200),
         max_tokens=st.integers(1, 200),
         cached_tokens=cached,
-        prefill_rate=rates,
+        prefilling=speeds,
     ),
     max_size=4,
     unique_by=lambda view: view.uuid,
 )
+
+
+def is_measured(view: DecoderView | PrefillerView) -> bool:
+    return view.prefilling is not None and view.prefilling.rate > 0
+
+
 wishes = st.builds(Wanted, num_tokens=st.integers(1, 150), max_tokens=st.integers(1, 100))
 transfer_costs = st.lists(
     st.builds(TransferCost, base_s=st.sampled_from([0.0, 0.02]), token_s=st.sampled_from([0.0, 1e-4, 1e-2])),
@@ -297,7 +317,7 @@ def test_a_route_is_one_of_the_best_and_depends_on_no_order(
         assert best.num_free_pages == max(view.num_free_pages for view in decoders)
     else:
         assert has_room(best)
-        if all(view.prefill_rate for view in decoders) and all(view.prefill_rate for view in prefillers):
+        if all(is_measured(view) for view in decoders) and all(is_measured(view) for view in prefillers):
             least_s = min(price(alone[view.uuid]).total_s for view in roomy)
             felt_s = least_s + max(UNFELT_S, UNFELT_SHARE * least_s)
             as_good = [view for view in roomy if price(alone[view.uuid]).total_s <= felt_s]
@@ -305,7 +325,7 @@ def test_a_route_is_one_of_the_best_and_depends_on_no_order(
     able = {view.uuid for view in prefillers if view.max_tokens >= wanted.num_tokens}
     if best.is_colocated or wanted.num_tokens == 1 or not able:
         assert chosen.prefiller is None
-    elif not best.prefill_rate:
+    elif not is_measured(best):
         assert chosen.prefiller in able
 
 

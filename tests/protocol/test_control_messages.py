@@ -34,6 +34,7 @@ from headrace.protocol.control import (
     PrefillerAddress,
     Prefillers,
     PrefillFrom,
+    Prefilling,
     Rejected,
     Reserve,
     ReturnLease,
@@ -72,7 +73,7 @@ STATUS = Status(
     num_running=0,
     num_waiting=1,
     num_queued_tokens=512,
-    prefill_rate=1500.0,
+    prefilling=Prefilling(step_s=0.01, rate=1500.0),
     gauges={"skew": -1.5, "most": 1.7976931348623157e308},
     counters={"steps": 0.0, "bytes": 1e15},
 )

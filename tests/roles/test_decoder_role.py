@@ -64,7 +64,7 @@ async def test_a_prompt_that_is_all_cached_here_opens_no_ticket(world: World) ->
     again = await remotely(world, prefiller, decoder, token_ids)
     assert not await world.gateway.accepted(again)
     assert [asked.of(Accepted)[0].cached_tokens for asked in (first, again)] == [0, 2 * PAGE]
-    assert prefiller.status.prefill_rate is not None and decoder.status.prefill_rate is None  # it has prefilled nothing
+    assert decoder.status.prefilling is None  # it has prefilled nothing
     finished = await again.finished()
     assert finished.cached_tokens == 2 * PAGE
     assert finished.waterfall.fetch_s == 0

@@ -55,7 +55,7 @@ def status() -> Status:
         num_running=0,
         num_waiting=0,
         num_queued_tokens=0,
-        prefill_rate=None,
+        prefilling=None,
         gauges={},
         counters={},
     )

@@ -50,6 +50,15 @@ class StepSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillSpeed:
+    """A prompt of n tokens takes about step_s + n / rate. `rate`: tokens a second in whole chunks, 0 where no chunk is
+    within bounds. `step_s`: what a step takes without it, which the shortest prompt has to wait for too."""
+
+    step_s: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
     """Seconds; none is negative, so that more in a step never seems to take less time."""
 
@@ -82,13 +91,14 @@ class StepCost:
         num_fitting = bisect_right(sizes, budget_s, key=lambda n: self.predict(beside.with_chunk(begin, begin + n)))
         return num_fitting * CHUNK_MULTIPLE
 
-    def prefill_rate(self, beside: StepSize, *, chunk_tokens: int, bound_s: float | None) -> float:
-        """Tokens a second of a prompt, in chunks computed with what is in each step already, if each is to take at most
-        `bound_s` (None: no bound); 0 where it holds no chunk."""
+    def prefill_speed(self, beside: StepSize, *, chunk_tokens: int, bound_s: float | None) -> PrefillSpeed:
+        """Of one more prompt, in chunks computed with what is in each step already, if each step is to take at most
+        `bound_s` (None: no bound)."""
         most = chunk_tokens
         if bound_s is not None and self.predict(beside.with_chunk(0, most)) > bound_s:
             most = self.largest_chunk(beside, begin=0, budget_s=bound_s, most=chunk_tokens)
-        return most / max(self.predict(beside.with_chunk(0, most)), FINEST_STEP_S)
+        rate = most / max(self.predict(beside.with_chunk(0, most)), FINEST_STEP_S)
+        return PrefillSpeed(step_s=self.predict(beside), rate=rate)
 
     @property
     def knows_chunks(self) -> bool:

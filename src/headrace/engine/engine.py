@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.engine.cost import StepSize
+from headrace.engine.cost import PrefillSpeed, StepSize
 from headrace.engine.entries import HOLDING, Entry, State
 from headrace.engine.growth import OutputLengths
 from headrace.engine.holdings import Holdings
@@ -345,16 +345,16 @@ class Engine:
         return self._costs
 
     @property
-    def prefill_rate(self) -> float | None:
-        """Tokens a second of one more prompt, in chunks beside the rows that decode now; 0 where none keeps the budget.
-        None while no chunk was measured."""
+    def prefill_speed(self) -> PrefillSpeed | None:
+        """Of one more prompt, in chunks beside the rows that decode now, within the budget. None while no chunk was
+        measured."""
         if (cost := self._costs.cost) is None or not cost.knows_chunks:
             return None
         decoding = [entry.as_decoding() for entry in self._table.of(State.DECODING)]
         rows = StepSize(rows=len(decoding), keys=sum(request.kv_len + 1 for request in decoding))
         budget = self._budget() if decoding else None
         bound_s = None if budget is None or budget.step_s is None else budget.step_s / budget.margin
-        return cost.prefill_rate(rows, chunk_tokens=self._options.chunk_tokens, bound_s=bound_s)
+        return cost.prefill_speed(rows, chunk_tokens=self._options.chunk_tokens, bound_s=bound_s)
 
     def statistics(self) -> EngineStatistics:
         to_compute = self._table.of(State.PREFILLING, State.WAITING)

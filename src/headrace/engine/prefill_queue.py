@@ -1,8 +1,8 @@
 """The prefiller's engine: prompts that are computed in chunks, for somebody else to decode.
 
-Owns the prompts that are not computed yet, and when each was added and begun; their pages belong to whoever adds them.
-The order is the engine's (`schedule.plan_chunks`). Knows no tickets, no pages as a resource and no clock; the loop of
-the role owns it. The life of a prompt:
+Owns the prompts that are not computed yet, when each was added and begun, and what steps took; their pages belong to
+whoever adds them. The order is the engine's (`schedule.plan_chunks`). Knows no tickets, no pages as a resource and no
+clock; the loop of the role owns it. The life of a prompt:
 
     add --> queued --next_step--> in a step --commit--> queued | done, when its last chunk is computed
               `---- drop             `-- fail, or dropped meanwhile: gone with the end of the step
@@ -12,20 +12,18 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from headrace.engine.cost import PrefillSpeed, StepSize
+from headrace.engine.measured_cost import MeasuredCost
 from headrace.engine.requests import Tier
-from headrace.engine.schedule import Chunk, Prefilling, plan_chunks
+from headrace.engine.schedule import Chunk, Prefilling, plan_chunks, size_beside
 from headrace.engine.step import Step, StepRow
 from headrace.errors import InputError
 from headrace.model.batch import Row
 
 Key = TypeVar("Key", bound=Hashable)
 
-PACE_KEPT = 0.9
-"""Of the last steps' tokens and seconds, with each further step: some ten steps say how fast it is now."""
-PACE_MOST = 4.0
-"""A step counts as so many times what it should have taken, at most: in a longer one the process was stopped."""
-PACE_FORGET_S = 60.0
-"""Who seemed slow is given nothing, and would seem slow for ever."""
+FORGET_S = 60.0
+"""Its speed, without a step: who seemed slow is given nothing, and would seem slow for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,26 +73,6 @@ class _Running(Generic[Key]):
     queued: tuple[_Queued[Key], ...]  # of its rows
 
 
-@dataclass(slots=True)
-class _Pace:
-    """Of the last steps; `at` is the end of the last one."""
-
-    num_tokens: float = 0.0
-    seconds: float = 0.0
-    at: float = 0.0
-
-    def observe(self, num_tokens: int, seconds: float, now: float) -> None:
-        if self.rate is not None:
-            seconds = min(seconds, PACE_MOST * num_tokens / self.rate)
-        self.num_tokens = self.num_tokens * PACE_KEPT + num_tokens
-        self.seconds = self.seconds * PACE_KEPT + seconds
-        self.at = now
-
-    @property
-    def rate(self) -> float | None:
-        return self.num_tokens / self.seconds if self.seconds > 0 else None
-
-
 class PrefillQueue(Generic[Key]):
     def __init__(self, *, chunk_tokens: int) -> None:
         if chunk_tokens < 1:
@@ -105,7 +83,8 @@ class PrefillQueue(Generic[Key]):
         self._num_added = 0
         self._num_steps = 0
         self._num_computed = 0
-        self._pace = _Pace()
+        self._costs = MeasuredCost()
+        self._committed_at = 0.0
 
     def add(self, prompt: Prompt[Key], now: float) -> None:
         """Raises InputError when there is nothing to compute, or the key is here."""
@@ -138,7 +117,8 @@ class PrefillQueue(Generic[Key]):
     def commit(self, step: PrefillStep[Key], now: float) -> list[PromptDone[Key]]:
         """The step's KV is in its pages -> the prompts that are through. What was dropped meanwhile is not."""
         done = []
-        self._pace.observe(sum(chunk.end - chunk.begin for chunk in step.chunks), now - step.began_at, now)
+        self._costs.learn(size_beside(StepSize(), step.chunks), now - step.began_at)
+        self._committed_at = now
         for queued, chunk in zip(self._end_step(step), step.chunks, strict=True):
             queued.computed = chunk.end
             self._num_computed += chunk.end - chunk.begin
@@ -173,9 +153,12 @@ class PrefillQueue(Generic[Key]):
     def num_queued_tokens(self) -> int:
         return sum(queued.prompt.end - queued.computed for queued in self._queued.values())
 
-    def prefill_rate(self, now: float) -> float | None:
-        """Tokens a second in the last steps; None where there were none lately."""
-        return self._pace.rate if now - self._pace.at <= PACE_FORGET_S else None
+    def prefill_speed(self, now: float) -> PrefillSpeed | None:
+        """As the last steps tell; None where there were none lately, or too few."""
+        cost = self._costs.cost
+        if cost is None or not cost.knows_chunks or now - self._committed_at > FORGET_S:
+            return None
+        return cost.prefill_speed(StepSize(), chunk_tokens=self._chunk_tokens, bound_s=None)
 
     @property
     def num_steps(self) -> int:

@@ -167,7 +167,7 @@ def schedule(
         grow=tuple(given.grow),
         rows=tuple(given.rows),
         chunks=tuple(chunks),
-        size=_size_beside(size, chunks),
+        size=size_beside(size, chunks),
     )
     return plan if plan.preempt or plan.rows or plan.chunks else None
 
@@ -196,7 +196,7 @@ def _affordable_tokens(
     bound_s = budget.step_s / budget.margin
 
     def seconds(num_tokens: int) -> float:
-        return budget.cost.predict(_size_beside(rows, plan_chunks(prefilling, num_tokens)))
+        return budget.cost.predict(size_beside(rows, plan_chunks(prefilling, num_tokens)))
 
     if seconds(chunk_tokens) <= bound_s:
         return chunk_tokens
@@ -219,7 +219,7 @@ def _size_of_rows(snapshot: Snapshot[Key], rows: Iterable[Key]) -> StepSize:
     return StepSize(rows=len(num_keys), keys=sum(num_keys))
 
 
-def _size_beside(size: StepSize, chunks: Iterable[Chunk[Key]]) -> StepSize:
+def size_beside(size: StepSize, chunks: Iterable[Chunk[Key]]) -> StepSize:
     for chunk in chunks:
         size = size.with_chunk(chunk.begin, chunk.end)
     return size

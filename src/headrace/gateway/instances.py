@@ -239,7 +239,7 @@ def _decoder_view(instance: Instance) -> DecoderView:
         num_running=max(0, running + instance.placed_requests),
         max_running=limits.max_running,
         num_queued_tokens=_num_queued_tokens(instance),
-        prefill_rate=None if status is None else status.prefill_rate,
+        prefilling=None if status is None else status.prefilling,
     )
 
 
@@ -248,7 +248,7 @@ def _prefiller_view(instance: Instance) -> PrefillerView:
         uuid=instance.uuid,
         num_queued_tokens=_num_queued_tokens(instance),
         max_tokens=longest_sequence(instance.announce.limits),
-        prefill_rate=None if instance.status is None else instance.status.prefill_rate,
+        prefilling=None if instance.status is None else instance.status.prefilling,
     )
 
 

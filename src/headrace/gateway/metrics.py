@@ -173,8 +173,9 @@ def _figures(instance: Instance) -> dict[str, tuple[Family, float]]:
         "waiting": status.num_waiting,
         "queued_tokens": status.num_queued_tokens,
     }
-    if status.prefill_rate is not None:
-        counts["prefill_rate"] = status.prefill_rate
+    if status.prefilling is not None:
+        counts["prefill_tokens_per_second"] = status.prefilling.rate
+        counts["prefill_step_seconds"] = status.prefilling.step_s
     gauges = {_metric_name(name): (GaugeMetricFamily, float(value)) for name, value in (counts | status.gauges).items()}
     counters = {_metric_name(name): (CounterMetricFamily, value) for name, value in status.counters.items()}
     return {**gauges, **counters}

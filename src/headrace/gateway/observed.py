@@ -5,7 +5,8 @@ only shows between them, or over many requests:
 
     affinity      by instance: a prompt's pages, from its first token on
     transfers     by prefiller and decoder: what the decoder waited beyond the prefiller's own queue and prefill
-    hand-overs    by decoder: from the last byte, or the last chunk, to the first token
+    hand-overs    of all decoders: from the last byte, or the last chunk, to the first token. Which of them is slow
+                  shows in how long it keeps what it runs; one slow start is not to be held against it
 
 What was learned of a transfer is forgotten after a minute without another: a link that was slow is tried again.
 """
@@ -47,7 +48,7 @@ class Observed:
         self.affinity = Affinity()
         self._instances = instances
         self._transfers: dict[Pair, _Transfers] = {}
-        self._hand_overs: dict[Uuid, float] = {}
+        self._hand_over_s: float | None = None
 
     # ---- what is told ------------------------------------------------------------------------------------------
 
@@ -76,7 +77,6 @@ class Observed:
     def left(self, uuid: Uuid) -> None:
         """An instance is gone: what comes back is another, or has aborted everything."""
         self.affinity.forget(uuid)
-        self._hand_overs.pop(uuid, None)
         self._transfers = {pair: known for pair, known in self._transfers.items() if uuid not in pair}
 
     def _looked_up(self, attempt: Attempt, accepted: Accepted) -> None:
@@ -96,8 +96,8 @@ class Observed:
         told = finished.waterfall
         if told.first_step_s:
             hand_over_s = told.hand_over_s + told.first_step_s
-            mean_s = self._hand_overs.get(finished.sender, hand_over_s)
-            self._hand_overs[finished.sender] = mean_s + HAND_OVER_SHARE * (hand_over_s - mean_s)
+            mean_s = hand_over_s if self._hand_over_s is None else self._hand_over_s
+            self._hand_over_s = mean_s + HAND_OVER_SHARE * (hand_over_s - mean_s)
 
     def _transferred(self, attempt: Attempt, finished: Finished, now: float) -> None:
         prefilled = attempt.prefilled
@@ -114,13 +114,11 @@ class Observed:
 
     def decoders(self, prompt: Prompt) -> list[DecoderView]:
         """As they stand, and what each of them has of this prompt."""
-        known = self._hand_overs.values()
-        usual_s = sum(known) / len(known) if known else 0.0  # of one that has not handed over yet
         return [
             replace(
                 view,
                 cached_tokens=self.cached_tokens(view.uuid, prompt),
-                hand_over_s=self._hand_overs.get(view.uuid, usual_s),
+                hand_over_s=self._hand_over_s or 0.0,
             )
             for view in self._instances.decoders()
         ]

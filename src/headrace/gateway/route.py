@@ -4,15 +4,15 @@ in, a decision out.
 The views are estimates, half a second old at most: the decoder alone reserves pages, and may say NoRoom. A way to a
 first token is a decoder and a prefiller or none, and has a price in seconds:
 
-    at a prefiller    its queue and what it does not have of the prompt, at its rate; then the transfer of what the
+    at a prefiller    its queue and what it does not have of the prompt, at its speed; then the transfer of what the
                       decoder does not have, as far as it shows after the prefill; then the decoder's hand-over
     at the decoder    the same of its own, with no transfer; and what that takes from the streams that decode there
 
 A decoder takes the cheapest of its ways. Of the decoders with room, those whose price differs from the least by nothing
 that anybody would feel are as good as each other, and the one that runs the fewest requests is taken; where nobody has
 room, whoever has the most free pages. A decoder prefills by itself where it must (no prefiller could hold the prompt,
-it is colocated, there is nothing to compute before its first decode query), or where that is cheaper, at a rate that it
-has measured.
+it is colocated, there is nothing to compute before its first decode query), or where that is cheaper, at a speed that
+it has measured.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from headrace.kvcache.layout import num_pages_for
+from headrace.protocol.control import Prefilling
 from headrace.protocol.messages import Uuid
 
 GROWTH_TOKENS = 64
 """What a decoder reserves beyond the prompt before it knows better (PROTOCOL, "Growth")."""
 
-ASSUMED_RATE = 1000.0
+ASSUMED = Prefilling(step_s=0.0, rate=1000.0)
 """Of whoever prefills, while nobody has measured anything. Later one that has not measured counts as the fastest that
 is known: so it is asked, and measures."""
 
@@ -36,8 +37,8 @@ UNFELT_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderView:
-    """A decoder or colocated instance that is alive. `cached_tokens`: of this prompt, that it has. `prefill_rate`:
-    tokens a second that it would prefill beside what it runs, 0 where that breaks its budget, None: not measured yet.
+    """A decoder or colocated instance that is alive. `cached_tokens`: of this prompt, that it has. `prefilling`: how
+    fast it would prefill beside what it runs, at rate 0 where that breaks its budget, None: not measured yet.
     `hand_over_s`: from the prompt's last byte to its first token."""
 
     uuid: Uuid
@@ -48,7 +49,7 @@ class DecoderView:
     max_running: int
     num_queued_tokens: int = 0
     cached_tokens: int = 0
-    prefill_rate: float | None = None
+    prefilling: Prefilling | None = None
     hand_over_s: float = 0.0
 
 
@@ -60,7 +61,7 @@ class PrefillerView:
     num_queued_tokens: int
     max_tokens: int
     cached_tokens: int = 0
-    prefill_rate: float | None = None
+    prefilling: Prefilling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,8 @@ def route(
     """None when no decoder is alive."""
     if not decoders:
         return None
-    rates = [*(view.prefill_rate for view in decoders), *(view.prefill_rate for view in prefillers)]
-    prices = _Prices(wanted, transfers, assumed_rate=_fastest(rates))
+    told = [*(view.prefilling for view in decoders), *(view.prefilling for view in prefillers)]
+    prices = _Prices(wanted, transfers, assumed=_fastest(told))
     ways = [(view, prices.cheapest(view, prefillers)) for view in decoders]
     roomy = [(view, way) for view, way in ways if _has_room(view, wanted)]
     if not roomy:
@@ -168,7 +169,7 @@ def choose_prefiller(
 ) -> Uuid | None:
     """For this decoder, which will not compute the prompt if it can be helped. None when none is alive that could hold
     it."""
-    prices = _Prices(wanted, transfers, assumed_rate=_fastest(view.prefill_rate for view in prefillers))
+    prices = _Prices(wanted, transfers, assumed=_fastest([view.prefilling for view in prefillers]))
     chosen = prices.cheapest_remote(decoder, prefillers)
     return None if chosen is None else chosen.prefiller
 
@@ -184,7 +185,7 @@ class _Prices:
 
     wanted: Wanted
     transfers: Mapping[Pair, TransferCost]
-    assumed_rate: float
+    assumed: Prefilling
 
     def cheapest(self, decoder: DecoderView, prefillers: Sequence[PrefillerView]) -> Route:
         """Where both cost the same, at a prefiller: nobody is disturbed there."""
@@ -194,7 +195,8 @@ class _Prices:
         remote = self.cheapest_remote(decoder, prefillers)
         if remote is None:
             return local
-        return local if decoder.prefill_rate and local.price.total_s < remote.price.total_s else remote
+        by_choice = decoder.prefilling is not None and decoder.prefilling.rate > 0
+        return local if by_choice and local.price.total_s < remote.price.total_s else remote
 
     def cheapest_remote(self, decoder: DecoderView, prefillers: Sequence[PrefillerView]) -> Route | None:
         able = [view for view in prefillers if view.max_tokens >= self.wanted.num_tokens]
@@ -205,37 +207,45 @@ class _Prices:
         return min(ways, key=lambda way: way.price.total_s, default=None)
 
     def _remote(self, decoder: DecoderView, prefiller: PrefillerView) -> Price:
-        rate = prefiller.prefill_rate or self.assumed_rate
-        wait_s = prefiller.num_queued_tokens / rate  # for a lease, at the least
+        speed = self._speed(prefiller)
+        wait_s = prefiller.num_queued_tokens / speed.rate  # for a lease, at the least
         num_travelling = self._num_missing(decoder)
         if not num_travelling:
             return Price(wait_s=wait_s, hand_over_s=decoder.hand_over_s)
         transfer = self.transfers.get((prefiller.uuid, decoder.uuid), UNMEASURED)
         return Price(
             wait_s=wait_s,
-            prefill_s=self._num_missing(prefiller) / rate,
+            prefill_s=_seconds(self._num_missing(prefiller), speed),
             transfer_s=transfer.predict(num_travelling),
             hand_over_s=decoder.hand_over_s,
         )
 
     def _local(self, decoder: DecoderView) -> Price:
-        rate = decoder.prefill_rate or self.assumed_rate
-        prefill_s = self._num_missing(decoder) / rate
+        speed, num_missing = self._speed(decoder), self._num_missing(decoder)
         return Price(
-            wait_s=decoder.num_queued_tokens / rate if prefill_s else 0.0,
-            prefill_s=prefill_s,
+            wait_s=decoder.num_queued_tokens / speed.rate if num_missing else 0.0,
+            prefill_s=_seconds(num_missing, speed),
             hand_over_s=decoder.hand_over_s,
-            # Every stream there waits as long. One is counted at the least, whoever comes next: else an idle decoder
-            # would take any prompt, and be found busy.
-            stall_s=prefill_s * max(1, decoder.num_running),
+            # Every stream there waits for the chunks. One is counted at the least, whoever comes next: else an idle
+            # decoder would take any prompt, and be found busy.
+            stall_s=num_missing / speed.rate * max(1, decoder.num_running),
         )
+
+    def _speed(self, view: DecoderView | PrefillerView) -> Prefilling:
+        told = view.prefilling
+        return told if told is not None and told.rate > 0 else self.assumed
 
     def _num_missing(self, view: DecoderView | PrefillerView) -> int:
         return max(0, self.wanted.num_prefilled - view.cached_tokens)
 
 
-def _fastest(rates: Iterable[float | None]) -> float:
-    return max((rate for rate in rates if rate), default=ASSUMED_RATE)
+def _fastest(told: Iterable[Prefilling | None]) -> Prefilling:
+    measured = [one for one in told if one is not None and one.rate > 0]
+    return max(measured, key=lambda one: (one.rate, -one.step_s), default=ASSUMED)
+
+
+def _seconds(num_tokens: int, speed: Prefilling) -> float:
+    return speed.step_s + num_tokens / speed.rate if num_tokens else 0.0
 
 
 def _has_room(view: DecoderView, wanted: Wanted) -> bool:

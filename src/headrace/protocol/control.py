@@ -96,6 +96,14 @@ class Announce(Message, frozen=True, kw_only=True):
     started: Ticks  # tells this process from the next one with its pid
 
 
+class Prefilling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How fast one more prompt is computed, beside what decodes there and within its budget: n tokens in about
+    step_s + n / rate."""
+
+    step_s: Seconds
+    rate: TokensPerSecond  # 0: no chunk is within the budget
+
+
 class Status(Message, frozen=True, kw_only=True):
     """How it stands. `gauges` and `counters` go to /metrics by these names, labelled with the instance."""
 
@@ -103,8 +111,7 @@ class Status(Message, frozen=True, kw_only=True):
     num_running: Count
     num_waiting: Count
     num_queued_tokens: Count  # prompt tokens leased or waiting to be computed
-    # Of one more prompt, beside what decodes here and within its budget (0: none within it). None: not measured yet.
-    prefill_rate: TokensPerSecond | None
+    prefilling: Prefilling | None  # None: not measured yet
     gauges: Annotated[dict[Name, Gauge], msgspec.Meta(max_length=256)]
     counters: Annotated[dict[Name, Counter], msgspec.Meta(max_length=256)]
 

@@ -8,6 +8,7 @@ everybody's: a group that has nothing to compute takes part in it with no rows.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from headrace.engine.cost import PrefillSpeed
 from headrace.engine.engine import Engine
 from headrace.engine.measured_cost import MeasuredCost
 from headrace.engine.requests import (
@@ -113,10 +114,15 @@ class Groups:
         return max(pages.num_free_or_cached for pages in self._pools)
 
     @property
-    def prefill_rate(self) -> float | None:
-        """Tokens a second of one group, on average: a prompt is computed in one. None: not measured yet."""
-        rates = [rate for engine in self._engines if (rate := engine.prefill_rate) is not None]
-        return sum(rates) / len(rates) if rates else None
+    def prefill_speed(self) -> PrefillSpeed | None:
+        """Of one group, on average: a prompt is computed in one. None: not measured yet."""
+        speeds = [speed for engine in self._engines if (speed := engine.prefill_speed) is not None]
+        if not speeds:
+            return None
+        return PrefillSpeed(
+            step_s=sum(speed.step_s for speed in speeds) / len(speeds),
+            rate=sum(speed.rate for speed in speeds) / len(speeds),
+        )
 
     def statistics(self) -> EngineStatistics:
         """Of all groups together."""

@@ -184,5 +184,5 @@ class Prefiller:
             self._fabric.statistics(),
             num_steps=self._queue.num_steps,
             num_prefill_tokens=self._queue.num_computed_tokens,
-            prefill_rate=self._queue.prefill_rate(time.monotonic()),
+            prefill_speed=self._queue.prefill_speed(time.monotonic()),
         )

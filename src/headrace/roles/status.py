@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from headrace.engine.cost import PrefillSpeed
 from headrace.engine.measured_cost import CostStatistics
 from headrace.fabric.interface import FabricStatistics
 from headrace.kvcache.pages import PagePool
 from headrace.messenger.prefiller import PrefillerMessenger
-from headrace.protocol.control import Status
+from headrace.protocol.control import Prefilling, Status
 from headrace.roles.groups import Groups
 from headrace.roles.instance import Instance
 from headrace.roles.remote_prefill import RemotePrefill
@@ -46,7 +47,7 @@ def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | N
         num_running=counts.num_decoding + counts.num_prefilling + counts.num_fetching,
         num_waiting=counts.num_waiting + counts.num_parked,
         num_queued_tokens=counts.num_waiting_tokens,
-        prefill_rate=groups.prefill_rate,
+        prefilling=_prefilling(groups.prefill_speed),
         gauges=gauges,
         counters=counters,
     )
@@ -59,7 +60,7 @@ def prefiller_status(
     *,
     num_steps: int,
     num_prefill_tokens: int,
-    prefill_rate: float | None,
+    prefill_speed: PrefillSpeed | None,
 ) -> Status:
     tickets = messenger.statistics()
     return Status(
@@ -68,7 +69,7 @@ def prefiller_status(
         num_running=tickets.num_tickets,
         num_waiting=0,
         num_queued_tokens=tickets.num_leased_tokens,
-        prefill_rate=prefill_rate,
+        prefilling=_prefilling(prefill_speed),
         gauges={
             **_page_gauges(instance.pools),
             "tickets_open": tickets.num_tickets,
@@ -86,6 +87,10 @@ def prefiller_status(
             **_fabric_counters(fabric),
         },
     )
+
+
+def _prefilling(speed: PrefillSpeed | None) -> Prefilling | None:
+    return None if speed is None else Prefilling(step_s=speed.step_s, rate=speed.rate)
 
 
 def _page_gauges(pools: Sequence[PagePool]) -> dict[str, float]:
