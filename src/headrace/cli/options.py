@@ -226,6 +226,14 @@ Insecure = Annotated[
     ),
 ]
 
+DeploymentFile = Annotated[
+    Path | None,
+    _option(
+        *("--deployment", "FILE", "A file that says which model, instances and sizes; see `headrace check`."),
+        PROCESS_PANEL,
+        show_default=False,
+    ),
+]
 Prefillers = Annotated[
     int | None,
     _option(

@@ -29,8 +29,17 @@ from headrace.roles.options import InstanceOptions, Transfer, Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of an instance."""
+
+    chunk_tokens: int
+    max_running: int
+    kv_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """None: the option was not given. Sizes as named, or in tokens."""
+    """None: the option was not given. `decoder_sizes` are also those of colocated instances; page_size is in tokens."""
 
     prefillers: int | None
     decoders: int
@@ -45,11 +54,10 @@ class ServeOptions:
     require_provider: Transport | None
     dtype: KVDtype
     page_size: int
-    chunk_tokens: int
-    max_running: int
+    prefiller_sizes: Sizes
+    decoder_sizes: Sizes
     tpot_ms: float | None
     max_stall_ms: float | None
-    kv_memory_bytes: int
     max_model_len: int | None
     kernels: KernelChoice
     threads: int
@@ -75,24 +83,26 @@ def serve(options: ServeOptions) -> bool:
     cpus_of(options.cpus, num_threads=options.threads, num_instances=len(instances_of(options)))
     port = require_free_port(options.host, options.port)
     model_dir = fetch_model(options.model)
-    require_pool(_sized(options, model_dir))
+    for role in {role for role, _ in instances_of(options)}:
+        require_pool(_sized(options, role, model_dir))
     with private_directory() as directory:
         children = plan_children(options, port=port, model_dir=model_dir, directory=directory)
         return asyncio.run(Supervisor(children, directory).run(partial(_bring_up, options, port)))
 
 
-def _sized(options: ServeOptions, model_dir: Path) -> InstanceOptions:
-    """Of any of its instances: they are all of the same size."""
+def _sized(options: ServeOptions, role: Role, model_dir: Path) -> InstanceOptions:
+    """Of any of the instances of that role: they are all of the same size."""
+    sizes = _sizes_of(role, options)
     return InstanceOptions(
-        role="decoder",
+        role=role,
         name="",
         gateways=(),
         model_dir=model_dir,
         model=options.served_name,
         dtype=options.dtype,
         page_size=options.page_size,
-        max_running=options.max_running,
-        kv_memory_bytes=options.kv_memory_bytes,
+        max_running=sizes.max_running,
+        kv_memory_bytes=sizes.kv_memory_bytes,
         max_model_len=options.max_model_len,
     )
 
@@ -117,9 +127,17 @@ def plan_children(options: ServeOptions, *, port: int, model_dir: Path, director
         *model,
         restarts=False,
     )
-    shared = ("--gateway", control, *model, *_sizes(options))
+    shared = ("--gateway", control, *model, *_shared(options))
     instances = [
-        _child(name, *_role_arguments(role, options), "--name", name, *shared, *_cpus(options, index))
+        _child(
+            name,
+            *_role_arguments(role, options),
+            "--name",
+            name,
+            *shared,
+            *_sizes(role, options),
+            *_cpus(options, index),
+        )
         for index, (role, name) in enumerate(instances_of(options))
     ]
     return (gateway, *instances)
@@ -164,13 +182,24 @@ def _budgets(options: ServeOptions) -> Iterator[str]:
             yield from (name, repr(bound_ms))
 
 
-def _sizes(options: ServeOptions) -> Sequence[str]:
+def _sizes_of(role: Role, options: ServeOptions) -> Sizes:
+    return options.prefiller_sizes if role == "prefiller" else options.decoder_sizes
+
+
+def _sizes(role: Role, options: ServeOptions) -> Sequence[str]:
+    sizes = _sizes_of(role, options)
+    return (
+        *("--chunk-tokens", str(sizes.chunk_tokens), "--max-running", str(sizes.max_running)),
+        *("--kv-memory", str(sizes.kv_memory_bytes)),
+    )
+
+
+def _shared(options: ServeOptions) -> Sequence[str]:
+    """By all instances."""
     longest = () if options.max_model_len is None else ("--max-model-len", str(options.max_model_len))
     return (
         *("--dtype", options.dtype, "--page-size", str(options.page_size)),
-        *("--chunk-tokens", str(options.chunk_tokens), "--max-running", str(options.max_running)),
-        *("--kv-memory", str(options.kv_memory_bytes), "--threads", str(options.threads)),
-        *("--kernels", options.kernels),
+        *("--threads", str(options.threads), "--kernels", options.kernels),
         *longest,
     )
 
