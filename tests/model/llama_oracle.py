@@ -16,11 +16,37 @@ from headrace.model.families import FAMILIES
 from headrace.model.interface import AfterLayer, Model, nothing_after
 from headrace.model.ops import Ops
 from headrace.model.shape import ModelShape
+from headrace.model.tensors import as_computed
 from headrace.model.torch_ops import TorchOps
 
 torch.set_num_threads(1)  # the tests run on two cores, beside each other
 
 VOCABULARY = 211
+
+_DEEPSEEK: Mapping[str, Any] = {
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "tie_word_embeddings": False,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+}
+_YARN_OF_DEEPSEEK: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "original_max_position_embeddings": 256,
+}
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "group of 1": {
@@ -85,6 +111,26 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "norm_topk_prob": True,
         "mlp_only_layers": [1],
     },
+    "DeepSeek-V2: queries from the hidden state, any expert": {
+        **_DEEPSEEK,
+        "model_type": "deepseek_v2",
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "q_lora_rank": None,
+        "n_shared_experts": 2,
+        "topk_method": "greedy",
+        "routed_scaling_factor": 1.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+    "DeepSeek-V3: short queries, groups of experts, a rope of yarn": {
+        **_DEEPSEEK,
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "q_lora_rank": 24,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "rope_parameters": {**_YARN_OF_DEEPSEEK, "mscale": 1.2, "mscale_all_dim": 0.8},
+    },
 }
 
 TORCH_DTYPES: dict[KVDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -109,6 +155,9 @@ class Oracle:
                 drawn = torch.randn(weight.shape)
                 drawn = 1 + drawn / 3 if "norm" in name else drawn * (1.5 / weight.shape[-1] ** 0.5)
                 weight.copy_(drawn.bfloat16())  # so that bf16 differs by what it computes, not by its weights
+            for name, buffer in self.model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.copy_(torch.randn(buffer.shape) / 8)  # stays in fp32
         self.shape = ModelShape.from_config(self.model.config.to_dict())
 
     @torch.inference_mode()
@@ -120,7 +169,7 @@ class Oracle:
     def ours(self, dtype: KVDtype = "fp32", wrapped: Callable[[Ops], Ops] = lambda ops: ops) -> Model:
         state = published(self.model.state_dict())
         return FAMILIES[self.shape.architecture].model(
-            self.shape, lambda name: state[name].to(TORCH_DTYPES[dtype]), wrapped(TorchOps(self.shape, dtype))
+            self.shape, lambda name: as_computed(state[name], TORCH_DTYPES[dtype]), wrapped(TorchOps(self.shape, dtype))
         )
 
 
@@ -151,7 +200,7 @@ class PagedLlama:
     def __init__(self, model: Model, *, dtype: KVDtype = "fp32", page_size: int = 5, num_pages: int = 300) -> None:
         self.model, self.page_size, self.num_pages = model, page_size, num_pages
         shape = model.shape
-        size = (num_pages, shape.num_kv_heads, 2, page_size, shape.head_dim)
+        size = (num_pages, *shape.kv_layout(page_size, dtype).page_shape)
         self.views = [torch.full(size, torch.nan, dtype=TORCH_DTYPES[dtype]) for _ in range(shape.num_layers)]
         self._free = random.Random(num_pages).sample(range(num_pages), num_pages)
 
@@ -183,3 +232,18 @@ class PagedLlama:
 
 def random_tokens(num_tokens: int, *, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(VOCABULARY), k=num_tokens)
+
+
+def relative_error(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((logits - expected).norm() / expected.norm())
+
+
+def require_the_oracles_logits(oracle: Oracle) -> None:
+    """At the end of two chunks and a decode."""
+    tokens = random_tokens(40)
+    expected = oracle.logits(tokens)
+    paged = PagedLlama(oracle.ours())
+    sequence = paged.sequence(tokens)
+    for num_tokens in (25, 14, 1):
+        logits = paged.step((sequence, num_tokens))[0]
+        assert float((logits - expected[sequence.num_computed - 1]).abs().max()) < 1e-4 * float(expected.abs().max())

@@ -16,11 +16,24 @@ SMALL = {
     "head_dim": 16,
     "vocab_size": 101,
 }
+DEEPSEEK = {
+    "head_dim": 64,
+    "num_key_value_heads": 4,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+}
+OF_ITS_OWN = {
+    "DeepseekV2ForCausalLM": DEEPSEEK,
+    "DeepseekV3ForCausalLM": {**DEEPSEEK, "n_group": 4, "topk_group": 2},
+}
 MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
     "Gemma3ForCausalLM": "gemma3_text",
 }
 
@@ -32,9 +45,8 @@ def test_every_architecture_that_has_a_shape_has_a_model() -> None:
 def test_the_tensors_of_each_family_are_those_of_transformers_model() -> None:
     for architecture, model_type in MODEL_TYPES.items():
         for tied in (True, False):
-            config = AutoConfig.for_model(
-                model_type, architectures=[architecture], tie_word_embeddings=tied, pad_token_id=0, **SMALL
-            )
+            fields = {**SMALL, "tie_word_embeddings": tied, **OF_ITS_OWN.get(architecture, {})}
+            config = AutoConfig.for_model(model_type, architectures=[architecture], pad_token_id=0, **fields)
             with torch.device("meta"):
                 state = AutoModelForCausalLM.from_config(config).state_dict()
             shapes = FAMILIES[architecture].tensor_shapes(ModelShape.from_config(config.to_dict()))

@@ -32,6 +32,7 @@ from headrace.model.interface import Model
 from headrace.model.ops import Ops
 from headrace.model.rope import YarnScaling
 from headrace.model.shape import ModelShape
+from headrace.model.tensors import as_computed
 from headrace.model.torch_ops import TorchOps
 
 pytestmark = needs_kernels
@@ -89,7 +90,7 @@ def seeded_model(shape: ModelShape, ops: Ops) -> Model:
             if len(size) == 1
             else values / 8
         )
-        return bf16(scaled).to(ops.dtype)
+        return as_computed(bf16(scaled), ops.dtype)
 
     return FAMILIES[shape.architecture].model(shape, tensor, ops)
 

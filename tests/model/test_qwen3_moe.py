@@ -3,25 +3,14 @@ rest."""
 
 import pytest
 import torch
-from llama_oracle import Oracle, PagedLlama, random_tokens
+from llama_oracle import Oracle, require_the_oracles_logits
 
 from headrace.model.expert_fields import Experts
+from headrace.model.expert_mlp import ExpertMlp, SoftmaxRouter
 from headrace.model.llama import GatedMlp
-from headrace.model.qwen3_moe import ExpertMlp
 from headrace.model.torch_ops import TorchGatedLinear, TorchLinear
 
 VARIANT = "Qwen3-MoE: a dense layer among sparse ones"
-
-
-def require_the_oracles_logits(oracle: Oracle) -> None:
-    """At the end of two chunks and a decode."""
-    tokens = random_tokens(40)
-    expected = oracle.logits(tokens)
-    paged = PagedLlama(oracle.ours())
-    sequence = paged.sequence(tokens)
-    for num_tokens in (25, 14, 1):
-        logits = paged.step((sequence, num_tokens))[0]
-        assert float((logits - expected[sequence.num_computed - 1]).abs().max()) < 1e-4 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize(
@@ -55,7 +44,8 @@ def test_a_tokens_results_are_added_in_order_of_expert_whichever_it_prefers() ->
     torch.manual_seed(0)
     router, values, inputs = torch.randn(8, 1), torch.randn(8), torch.tensor([[1.0], [-1.0]])  # of opposite tastes
     mlp = ExpertMlp(
-        router=TorchLinear(router), experts=[always(float(value)) for value in values], num_chosen=8, renormalised=False
+        router=SoftmaxRouter(weight=TorchLinear(router), num_chosen=8, renormalised=False),
+        experts=[always(float(value)) for value in values],
     )
     x = torch.zeros(2, 1)
     mlp.add_to(x, inputs)

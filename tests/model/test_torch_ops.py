@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from llama_oracle import TORCH_DTYPES
 
 from headrace.kvcache.layout import KVDtype
-from headrace.model import torch_ops
+from headrace.model import torch_attention
 from headrace.model.batch import Batch, Row
 from headrace.model.ops import HeadNorms
 from headrace.model.shape import ModelShape
@@ -251,8 +251,8 @@ def test_every_token_is_attended_once_and_only_beside_rows_of_like_length(
     num_pages = [int(batch.page_indptr[row + 1] - batch.page_indptr[row]) for row in range(batch.num_rows)]
     attended: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_ops, "QUERY_BLOCK", block)
-        for rows, tokens in torch_ops._query_blocks(batch):
+        patch.setattr(torch_attention, "QUERY_BLOCK", block)
+        for rows, tokens in torch_attention._query_blocks(batch):
             assert tokens.shape[0] == len(rows)
             assert tokens.shape[1] <= block
             assert len(rows) == 1 or tokens.shape[1] == 1
@@ -269,7 +269,7 @@ def test_the_size_of_a_query_block_changes_nothing(monkeypatch: pytest.MonkeyPat
     batch = Batch.of([row], page_size=3, num_pages=NUM_PAGES, vocab_size=1)
     q, results = drawn(40, 6, HEAD_DIM), []
     for block in (1, 7, 40, 256):
-        monkeypatch.setattr(torch_ops, "QUERY_BLOCK", block)
+        monkeypatch.setattr(torch_attention, "QUERY_BLOCK", block)
         view = drawn(NUM_PAGES, 2, 2, 3, HEAD_DIM, seed=1)
         turn = torch.ones(40, HEAD_DIM // 2)
         results.append(ops_of("fp32").attention(batch, 3, turn, 0 * turn, window=window).attend(q, view))

@@ -20,10 +20,10 @@ def require_known(config: Config, known_values: Mapping[str, tuple[object, ...]]
             raise InputError(field, f"must be {right} in config.json, the only that is known, is {config[field]!r}")
 
 
-def count(config: Config, field: str) -> int:
+def count(config: Config, field: str, *, least: int = 1) -> int:
     value = config.get(field)
-    if type(value) is not int or value < 1:
-        raise InputError(field, f"must be a whole number of at least 1 in config.json, {said(value)}")
+    if type(value) is not int or value < least:
+        raise InputError(field, f"must be a whole number of at least {least} in config.json, {said(value)}")
     return value
 
 

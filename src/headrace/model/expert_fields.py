@@ -4,9 +4,19 @@ Owns the numbers of a mixture, and what is refused of them; `family_fields` says
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from headrace.errors import InputError
-from headrace.model.config_fields import Config, count, flag, said
+from headrace.model.config_fields import Config, count, flag, positive, said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertGroups:
+    """Of `num_groups` equal ones a token first chooses `num_chosen`, then experts among these: those of a group lie on
+    one node, and a token travels to few."""
+
+    num_groups: int
+    num_chosen: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +29,10 @@ class Experts:
     num_chosen: int
     intermediate_size: int
     renormalised: bool
+    scores: Literal["softmax", "sigmoid"] = "softmax"  # sigmoid: a bias of each expert counts, for the choice alone
+    groups: ExpertGroups | None = None  # None: all are chosen among
+    scale: float = 1.0  # of the shares, in the end
+    num_shared: int = 0  # so many more that every token goes through, as one MLP of so many times the size
 
 
 def experts(config: Config, num_layers: int) -> Experts:
@@ -33,6 +47,52 @@ def experts(config: Config, num_layers: int) -> Experts:
         intermediate_size=count(config, "moe_intermediate_size"),
         renormalised=flag(config, "norm_topk_prob"),
     )
+
+
+def deepseek_v2_experts(config: Config, num_layers: int) -> Experts:
+    is_grouped = config.get("topk_method") == "group_limited_greedy"
+    return _deepseek_experts(config, num_layers, "softmax", _groups(config, least=1) if is_grouped else None)
+
+
+def deepseek_v3_experts(config: Config, num_layers: int) -> Experts:
+    # Of a group, its two best experts count.
+    return _deepseek_experts(config, num_layers, "sigmoid", _groups(config, least=2))
+
+
+def _deepseek_experts(
+    config: Config, num_layers: int, scores: Literal["softmax", "sigmoid"], groups: ExpertGroups | None
+) -> Experts:
+    num_experts, num_chosen = count(config, "n_routed_experts"), count(config, "num_experts_per_tok")
+    most = num_experts if groups is None else num_experts // groups.num_groups * groups.num_chosen
+    if num_chosen > most:
+        right = f"at most {most}, the experts that a token may choose among,"
+        raise InputError("num_experts_per_tok", f"must be {right} in config.json, is {num_chosen}")
+    num_dense, every = count(config, "first_k_dense_replace", least=0), count(config, "moe_layer_freq")
+    return Experts(
+        layers=tuple(layer for layer in range(num_dense, num_layers) if layer % every == 0),
+        num_experts=num_experts,
+        num_chosen=num_chosen,
+        intermediate_size=count(config, "moe_intermediate_size"),
+        renormalised=flag(config, "norm_topk_prob"),
+        scores=scores,
+        groups=groups,
+        scale=positive(config, "routed_scaling_factor"),
+        num_shared=count(config, "n_shared_experts"),
+    )
+
+
+def _groups(config: Config, *, least: int) -> ExpertGroups | None:
+    """None where all of them are chosen; otherwise each has at least so many experts."""
+    num_experts, num_groups = count(config, "n_routed_experts"), count(config, "n_group")
+    num_chosen = count(config, "topk_group")
+    if num_chosen > num_groups:
+        raise InputError("topk_group", f"must be at most n_group ({num_groups}) in config.json, is {num_chosen}")
+    if num_chosen == num_groups:
+        return None
+    if num_experts % num_groups or num_experts // num_groups < least:
+        right = f"cut n_routed_experts ({num_experts}) into equal groups of at least {least}"
+        raise InputError("n_group", f"must {right} in config.json, is {num_groups}")
+    return ExpertGroups(num_groups=num_groups, num_chosen=num_chosen)
 
 
 def _num_experts(config: Config) -> int:

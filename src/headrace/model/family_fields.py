@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from headrace.errors import InputError
 from headrace.model.config_fields import Config, count, positive, rope_theta
-from headrace.model.expert_fields import Experts, experts
-from headrace.model.rope import ROPE_TYPES, RopeScaling, rope_scaling
+from headrace.model.expert_fields import Experts, deepseek_v2_experts, deepseek_v3_experts, experts
+from headrace.model.latent_fields import LatentAttention, latent_attention
+from headrace.model.rope import ROPE_TYPES, RopeScaling, YarnScaling, rope_scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +35,17 @@ class AttentionFields:
 class FamilyFields:
     """`defaults`: what fields mean that are absent or null; `known_values`: fields that have one of these values or
     none, any other would make another model; `attention`: of configuration, number of layers and head_dim; `experts`:
-    of configuration and number of layers; the rest as in the shape."""
+    of configuration and number of layers; `latent`: where all heads' keys and values come from; the rest as in the
+    shape."""
 
     defaults: Mapping[str, object]
     known_values: Mapping[str, tuple[object, ...]]
     attention: Callable[[Config, int, int], AttentionFields]
     has_qkv_bias: bool = False
     has_head_norms: bool = False
+    has_mtp_layers: bool = False
     experts: Callable[[Config, int], Experts] | None = None
+    latent: Callable[[Config], LatentAttention] | None = None
 
 
 def _llama_attention(config: Config, num_layers: int, head_dim: int) -> AttentionFields:
@@ -58,6 +62,14 @@ def _qwen_attention(config: Config, num_layers: int, head_dim: int) -> Attention
         right = f"{num_layers} (num_hidden_layers) of {_FULL}, the only that is known"
         raise InputError("layer_types", f"must be absent or a list of {right} in config.json, is {kinds!r}")
     return _llama_attention(config, num_layers, head_dim)
+
+
+def _deepseek_attention(config: Config, num_layers: int, head_dim: int) -> AttentionFields:
+    ropes = {field: config.get(field) for field in ("rope_parameters", "rope_scaling")}
+    scaling = rope_scaling(config, ropes, known=("default", "yarn"), mscales=True)
+    factor = scaling.scores_factor if isinstance(scaling, YarnScaling) else 1.0
+    theta = rope_theta(config, "rope_theta", ropes, 10_000.0)
+    return AttentionFields(rope_theta=theta, scale=head_dim**-0.5 * factor, rope_scaling=scaling)
 
 
 def _gemma3_attention(config: Config, num_layers: int, head_dim: int) -> AttentionFields:
@@ -107,6 +119,14 @@ _QWEN_VALUES: Mapping[str, tuple[object, ...]] = {
     "dual_chunk_attention_config": (),
 }
 
+_DEEPSEEK_DEFAULTS: Mapping[str, object] = {"moe_layer_freq": 1, "rope_interleave": True}
+_DEEPSEEK_VALUES: Mapping[str, tuple[object, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "partial_rotary_factor": (1,),
+}
+
 FAMILY_FIELDS: Mapping[str, FamilyFields] = {
     "LlamaForCausalLM": FamilyFields(
         defaults={},
@@ -141,6 +161,28 @@ FAMILY_FIELDS: Mapping[str, FamilyFields] = {
         attention=_qwen_attention,
         has_head_norms=True,
         experts=experts,
+    ),
+    "DeepseekV2ForCausalLM": FamilyFields(
+        defaults={**_DEEPSEEK_DEFAULTS, "topk_method": "greedy"},
+        known_values={
+            **_DEEPSEEK_VALUES,
+            "scoring_func": ("softmax",),
+            "topk_method": ("greedy", "group_limited_greedy"),
+            "norm_topk_prob": (False,),  # true in none that was published, and implementations differ
+            "rope_interleave": (True,),
+            "num_nextn_predict_layers": (0,),
+        },
+        attention=_deepseek_attention,
+        experts=deepseek_v2_experts,
+        latent=latent_attention,
+    ),
+    "DeepseekV3ForCausalLM": FamilyFields(
+        defaults={**_DEEPSEEK_DEFAULTS, "num_nextn_predict_layers": 0},
+        known_values={**_DEEPSEEK_VALUES, "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+        attention=_deepseek_attention,
+        experts=deepseek_v3_experts,
+        latent=latent_attention,
+        has_mtp_layers=True,
     ),
     "Gemma3ForCausalLM": FamilyFields(
         defaults={

@@ -30,6 +30,6 @@ class Model(Protocol):
     def forward(
         self, batch: Batch, views: Sequence[torch.Tensor], after_layer: AfterLayer = nothing_after
     ) -> torch.Tensor:
-        """Append the KV of all of the batch's tokens to `views` (per layer `[P, G, 2, S, D]`, the pool's dtype) ->
-        logits of its logit rows, `[L, V] fp32`. Rows do not see each other."""
+        """Append the KV of all of the batch's tokens to `views` (per layer `[P, G, 2, S, D]`, of latents `[P, S, D]`,
+        in the pool's dtype) -> logits of its logit rows, `[L, V] fp32`. Rows do not see each other."""
         ...

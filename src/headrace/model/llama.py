@@ -26,12 +26,27 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     return decoder_tensor_shapes(shape, ["input_layernorm", "post_attention_layernorm"])
 
 
-class Mlp(Protocol):
-    """What a layer does after its attention, to each token by itself."""
+class Projection(Protocol):
+    def apply(self, inputs: torch.Tensor) -> torch.Tensor:
+        """`[n, C] dtype` -> what `Attention.append` takes, fp32."""
+        ...
+
+
+class Addition(Protocol):
+    """The end of a layer's attention, or its MLP."""
 
     def add_to(self, x: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add its result for `inputs`, `[n, C] dtype`, to `x`, `[n, C] fp32`, in place."""
+        """Add its result for `inputs`, `[n, ..] dtype`, to `x`, `[n, C] fp32`, in place, token by token."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerAttention:
+    """What a layer has before and behind the attention over the pages."""
+
+    qkv: Projection
+    out: Addition
+    heads: HeadNorms | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,22 +70,32 @@ def gated_mlp(weight: Tensors, ops: Ops, name: str = "mlp") -> GatedMlp:
     )
 
 
-LayerMlp = Callable[[int, Tensors, Ops], Mlp]
+LayerMlp = Callable[[int, Tensors, Ops], Addition]
 """Packs the MLP of the layer of that number, whose weights these are."""
 
+PackAttention = Callable[[ModelShape, Tensors, Tensors, Ops], LayerAttention]
+"""Packs a layer's, of these weights and biases."""
 
-def _same_in_every_layer(number: int, weight: Tensors, ops: Ops) -> Mlp:
+
+def _same_in_every_layer(number: int, weight: Tensors, ops: Ops) -> Addition:
     return gated_mlp(weight, ops)
+
+
+def _by_heads(shape: ModelShape, weight: Tensors, bias: Tensors, ops: Ops) -> LayerAttention:
+    biases = torch.cat([bias(f"self_attn.{part}_proj") for part in "qkv"]) if shape.has_qkv_bias else None
+    return LayerAttention(
+        qkv=ops.linear(*(weight(f"self_attn.{part}_proj") for part in "qkv"), bias=biases),
+        out=ops.linear(weight("self_attn.o_proj")),
+        heads=_head_norms(weight, shape.rms_norm_eps) if shape.has_head_norms else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     attention_norm: torch.Tensor  # [C] fp32
-    qkv: Linear
-    heads: HeadNorms | None
-    out: Linear
+    attention: LayerAttention
     mlp_norm: torch.Tensor  # [C] fp32
-    mlp: Mlp
+    mlp: Addition
 
 
 class Llama:
@@ -78,15 +103,30 @@ class Llama:
     were read and weights that are packed are never all in memory at once."""
 
     def __init__(
-        self, shape: ModelShape, tensor: Tensors, ops: Ops, layer_mlp: LayerMlp = _same_in_every_layer
+        self,
+        shape: ModelShape,
+        tensor: Tensors,
+        ops: Ops,
+        layer_mlp: LayerMlp = _same_in_every_layer,
+        pack_attention: PackAttention = _by_heads,
     ) -> None:
         self.shape = shape
         self._ops = ops
         self._embedding = tensor("model.embed_tokens.weight")  # [V, C]
-        self._layers = [_layer(shape, tensor, number, ops, layer_mlp) for number in range(shape.num_layers)]
-        self._norm = tensor("model.norm.weight").float()
+        self._layers: list[_Layer] = []
+        for number in range(shape.num_layers):
+            weight, bias = layer_tensors(tensor, number), layer_tensors(tensor, number, "bias")
+            self._layers.append(
+                _Layer(
+                    attention_norm=weight("input_layernorm"),
+                    attention=pack_attention(shape, weight, bias, ops),
+                    mlp_norm=weight("post_attention_layernorm"),
+                    mlp=layer_mlp(number, weight, ops),
+                )
+            )
+        self._norm = tensor("model.norm.weight")
         self._head = ops.linear(self._embedding if shape.tie_word_embeddings else tensor("lm_head.weight"))
-        self._rotary = rotary(shape.rope_theta, shape.head_dim, shape.rope_scaling)
+        self._rotary = rotary(shape.rope_theta, shape.rotary_dim, shape.rope_scaling)
 
     @torch.inference_mode()
     def forward(
@@ -97,9 +137,10 @@ class Llama:
         attention = ops.attention(batch, page_size, *rotation(batch, self._rotary))
         x = self._embedding[torch.from_numpy(batch.token_ids)].float()  # [T, C]
         for number, (layer, view) in enumerate(zip(self._layers, views, strict=True)):
-            qkv = layer.qkv.apply(ops.rms_norm(x, layer.attention_norm, eps))  # [T, (H + 2G) * D]
-            q = attention.append(qkv, view, layer.heads)
-            layer.out.add_to(x, attention.attend(q, view))
+            before, behind = layer.attention.qkv, layer.attention.out
+            qkv = before.apply(ops.rms_norm(x, layer.attention_norm, eps))  # [T, (H + 2G) * D]
+            q = attention.append(qkv, view, layer.attention.heads)
+            behind.add_to(x, attention.attend(q, view))
             after_layer(number)
             if number == self.shape.num_layers - 1:  # from here on, only rows with logits matter
                 x = x[torch.from_numpy(batch.logit_rows)]  # [L, C]
@@ -107,18 +148,5 @@ class Llama:
         return self._head.apply(ops.rms_norm(x, self._norm, eps))  # [L, V]
 
 
-def _layer(shape: ModelShape, tensor: Tensors, number: int, ops: Ops, layer_mlp: LayerMlp) -> _Layer:
-    weight, bias = layer_tensors(tensor, number), layer_tensors(tensor, number, "bias")
-    biases = torch.cat([bias(f"self_attn.{part}_proj") for part in "qkv"]).float() if shape.has_qkv_bias else None
-    return _Layer(
-        attention_norm=weight("input_layernorm").float(),
-        qkv=ops.linear(*(weight(f"self_attn.{part}_proj") for part in "qkv"), bias=biases),
-        heads=_head_norms(weight, shape.rms_norm_eps) if shape.has_head_norms else None,
-        out=ops.linear(weight("self_attn.o_proj")),
-        mlp_norm=weight("post_attention_layernorm").float(),
-        mlp=layer_mlp(number, weight, ops),
-    )
-
-
 def _head_norms(weight: Tensors, eps: float) -> HeadNorms:
-    return HeadNorms(q=weight("self_attn.q_norm").float(), k=weight("self_attn.k_norm").float(), eps=eps)
+    return HeadNorms(q=weight("self_attn.q_norm"), k=weight("self_attn.k_norm"), eps=eps)

@@ -27,6 +27,8 @@ def why_not_native(shape: ModelShape) -> str | None:
     """Why this CPU or this model has no native kernels; None where it has."""
     if not _cpu.instruction_sets():
         return "this CPU has no avx512_bf16"
+    if shape.latent:
+        return "attention over latents has no kernel"
     if shape.head_dim % 32 or shape.head_dim > _MOST_DIMS:
         return f"head_dim must be a multiple of 32 up to {_MOST_DIMS}, is {shape.head_dim}"
     return None

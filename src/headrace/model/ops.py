@@ -55,8 +55,10 @@ class GatedLinear(Protocol):
 class Attention(Protocol):
     """Attention of all rows of one step, whatever mix of chunks and decodes they are, for any layer's view.
 
-    `view` is `[P, G, 2, S, D] dtype`, contiguous. Bytes of a page behind its row's last token may be anything, NaN
-    too: they are never let into a result.
+    `view` is `[P, G, 2, S, D] dtype`, contiguous. For a shape with latents it is `[P, S, D]`, G is 1, and what lies
+    there is key and value at once: `append` takes q before latents, both D wide, of which the last dimensions are
+    turned, and `attend` yields of each head only the first, R, `[T, H * R]`. Bytes of a page behind its row's last
+    token may be anything, NaN too: they are never let into a result.
     """
 
     def append(self, qkv: torch.Tensor, view: torch.Tensor, norms: HeadNorms | None = None) -> torch.Tensor:

@@ -6,7 +6,7 @@ may have them. A way must turn a position the same however long the text becomes
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.errors import InputError
 from headrace.model.config_fields import Config, count, flag, positive, rope_objects
@@ -33,7 +33,8 @@ class Llama3Scaling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnScaling:
     """The same idea with a blend by dimension, between those that go round `slow_turns` and `fast_turns` times, whole
-    dimensions where it is `truncated`; and cos and sin are multiplied by `attention_factor`."""
+    dimensions where it is `truncated`; and cos and sin are multiplied by `attention_factor`. `scores_factor` multiplies
+    products of queries and keys, also those of parts that do not turn."""
 
     factor: float
     slow_turns: float
@@ -41,28 +42,34 @@ class YarnScaling:
     original_len: int
     truncated: bool
     attention_factor: float
+    scores_factor: float = 1.0
 
 
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 
 
-def rope_scaling(config: Config, ropes: Mapping[str, object], *, known: tuple[str, ...]) -> RopeScaling | None:
-    """What these objects of `config` say, which must agree; `known` are the types that the family may have."""
-    found = {field: _scaling(field, rope, config, known) for field, rope in rope_objects(ropes).items()}
+def rope_scaling(
+    config: Config, ropes: Mapping[str, object], *, known: tuple[str, ...], mscales: bool = False
+) -> RopeScaling | None:
+    """What these objects of `config` say, which must agree; `known` are the types that the family may have, `mscales`:
+    its yarn may have DeepSeek's two factors."""
+    ways = {**_WAYS, "yarn": _YARN_WITH_MSCALES} if mscales else _WAYS
+    allowed = {kind: ways[kind] for kind in known}
+    found = {field: _scaling(field, rope, config, allowed) for field, rope in rope_objects(ropes).items()}
     if len(set(found.values())) > 1:
         raise InputError("rope_scaling", f"must be the same in {' and '.join(found)} of config.json, differs")
     return next(iter(found.values()), None)
 
 
-def _scaling(field: str, rope: Config, config: Config, known: tuple[str, ...]) -> RopeScaling | None:
+def _scaling(field: str, rope: Config, config: Config, known: Mapping[str, "_Way"]) -> RopeScaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in _BY_LENGTH:
         reason = "its angles change with the length of the text, and a page's keys are computed once"
         raise InputError(field, f"must have a rope_type of {', '.join(known)}, not {kind!r}: {reason}")
-    if kind not in known:
+    if kind not in tuple(known):  # any value may stand there, a list too
         listed = " or ".join(f"{name!r}" for name in known)
         raise InputError(field, f"must have rope_type {listed}, the only known, is {rope!r}")
-    way = _WAYS[kind]
+    way = known[kind]
     surplus = set(rope) - way.fields - {"rope_type", "type", "rope_theta"}
     if surplus:
         right = ", ".join(sorted(way.fields)) or "no factors"
@@ -90,16 +97,30 @@ def _llama3(rope: Config, at: str) -> Llama3Scaling:
 
 def _yarn(rope: Config, at: str) -> YarnScaling:
     factor, told = positive(rope, f"{at}.factor"), f"{at}.attention_factor"
-    # Source: YaRN (arXiv 2309.00071), section 3.4.
-    by_factor = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    turned, all_dims = _mscales(rope, at, factor)
     return YarnScaling(
         factor=factor,
         slow_turns=positive(rope, f"{at}.beta_slow"),
         fast_turns=positive(rope, f"{at}.beta_fast"),
         original_len=count(rope, f"{at}.{_LENGTH}"),
         truncated=flag(rope, f"{at}.truncate"),
-        attention_factor=positive(rope, told) if told in rope else by_factor,
+        attention_factor=positive(rope, told) if told in rope else turned / all_dims,
+        scores_factor=all_dims**2,
     )
+
+
+def _mscales(rope: Config, at: str, factor: float) -> tuple[float, float]:
+    """What queries and keys, both of them, are multiplied by: their dimensions that turn, and all of theirs.
+    Source: YaRN (arXiv 2309.00071), section 3.4; the two parts are DeepSeek-V2's (modeling_deepseek.py)."""
+    names = (f"{at}.mscale", f"{at}.mscale_all_dim")
+    if any(name in rope for name in names):  # where only one is, implementations differ
+        turned, all_dims = (_mscale(factor, positive(rope, name)) for name in names)
+        return turned, all_dims
+    return _mscale(factor, 1.0), 1.0
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +146,8 @@ _WAYS: Mapping[str, _Way] = {
         fields=frozenset({"factor", "attention_factor", _LENGTH, *_YARN_DEFAULTS}), defaults=_YARN_DEFAULTS, read=_yarn
     ),
 }
+
+_YARN_WITH_MSCALES = replace(_WAYS["yarn"], fields=_WAYS["yarn"].fields | {"mscale", "mscale_all_dim"})
 
 _BY_LENGTH = ("dynamic", "longrope", "su")
 

@@ -13,6 +13,7 @@ from headrace.kvcache.layout import KVDtype, KVLayout
 from headrace.model.config_fields import Config, count, flag, positive, require_known, said, token_ids
 from headrace.model.expert_fields import Experts
 from headrace.model.family_fields import FAMILY_FIELDS, LocalAttention
+from headrace.model.latent_fields import LatentAttention
 from headrace.model.quantization import weight_block_size
 from headrace.model.rope import RopeScaling, YarnScaling
 
@@ -21,7 +22,8 @@ ARCHITECTURES = tuple(FAMILY_FIELDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The numbers of one decoder-only model. `head_dim` need not be hidden_size / num_heads."""
+    """The numbers of one decoder-only model. `head_dim`, of queries and keys, need not be hidden_size / num_heads; with
+    `latent` attention there is one KV head, the latent that all heads see."""
 
     architecture: str
     num_layers: int
@@ -40,6 +42,8 @@ class ModelShape:
     local_attention: LocalAttention | None = None  # None: every layer sees everything
     weight_block_size: tuple[int, int] | None = None  # rows and columns of FP8 weights that share a scale
     experts: Experts | None = None  # None: every layer has one MLP, of intermediate_size
+    latent: LatentAttention | None = None  # None: pages hold each KV head's keys and values
+    num_mtp_layers: int = 0  # behind the others, for drafts: nothing is computed with them
     max_model_len: int
     tie_word_embeddings: bool
     bos_token_id: int | None
@@ -54,7 +58,8 @@ class ModelShape:
         require_known(config, family.known_values)
         hidden_size, num_heads = count(config, "hidden_size"), count(config, "num_attention_heads")
         num_layers, vocab_size = count(config, "num_hidden_layers"), count(config, "vocab_size")
-        head_dim = _head_dim(config, hidden_size, num_heads)
+        latent = family.latent(config) if family.latent else None
+        head_dim = latent.head_dim if latent else _head_dim(config, hidden_size, num_heads)
         attention = family.attention(config, num_layers, head_dim)
         bos_token_ids = token_ids(config, "bos_token_id", vocab_size)
         return cls(
@@ -63,7 +68,7 @@ class ModelShape:
             hidden_size=hidden_size,
             intermediate_size=count(config, "intermediate_size"),
             num_heads=num_heads,
-            num_kv_heads=_num_kv_heads(config, num_heads),
+            num_kv_heads=1 if latent else _num_kv_heads(config, num_heads),
             head_dim=head_dim,
             vocab_size=vocab_size,
             rope_theta=attention.rope_theta,
@@ -75,19 +80,27 @@ class ModelShape:
             local_attention=attention.local,
             weight_block_size=weight_block_size(config),
             experts=family.experts(config, num_layers) if family.experts else None,
+            latent=latent,
+            num_mtp_layers=count(config, "num_nextn_predict_layers", least=0) if family.has_mtp_layers else 0,
             max_model_len=_max_model_len(config, attention.rope_scaling),
             tie_word_embeddings=flag(config, "tie_word_embeddings"),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=token_ids(config, "eos_token_id", vocab_size),
         )
 
+    @property
+    def rotary_dim(self) -> int:
+        """Of a head's query and key, what turns."""
+        return self.latent.rope_dim if self.latent else self.head_dim
+
     def kv_layout(self, page_size: int, dtype: KVDtype) -> KVLayout:
         return KVLayout(
             num_layers=self.num_layers,
             num_kv_heads=self.num_kv_heads,
             page_size=page_size,
-            head_dim=self.head_dim,
+            head_dim=self.latent.width if self.latent else self.head_dim,
             dtype=dtype,
+            kind="mla" if self.latent else "gqa",
         )
 
 

@@ -1,6 +1,6 @@
 """A checkpoint's tensors by their Hugging Face names, as far as families share them. Owns nothing, opens no file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -8,28 +8,32 @@ import torch
 from headrace.model.shape import ModelShape
 
 Tensors = Callable[[str], torch.Tensor]
-"""A checkpoint's tensors, by name."""
+"""A checkpoint's tensors, by name: vectors in fp32, as nothing multiplies matrices with them, all others in the dtype
+that the model computes in."""
 
 
-def decoder_tensor_shapes(shape: ModelShape, norms: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Of a decoder with a gated MLP; `norms` are each layer's of the residual stream."""
+def as_computed(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As `Tensors` yields it for a model that computes in `dtype`."""
+    return stored.to(torch.float32 if stored.ndim == 1 else dtype)
+
+
+TensorShapes = Mapping[str, tuple[int, ...]]
+
+
+def decoder_tensor_shapes(
+    shape: ModelShape, norms: Sequence[str], attention: TensorShapes | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Of a decoder with a gated MLP; `norms` are each layer's of the residual stream, `attention` what is below a
+    layer's self_attn, where that is not by groups of heads."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
-    q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    in_attention = _grouped_heads(shape) if attention is None else attention
     of_layer: dict[str, tuple[int, ...]] = {
         **{f"{name}.weight": (hidden,) for name in norms},
-        "self_attn.q_proj.weight": (q_width, hidden),
-        "self_attn.k_proj.weight": (kv_width, hidden),
-        "self_attn.v_proj.weight": (kv_width, hidden),
-        "self_attn.o_proj.weight": (hidden, q_width),
+        **{f"self_attn.{name}": size for name, size in in_attention.items()},
         "mlp.gate_proj.weight": (inner, hidden),
         "mlp.up_proj.weight": (inner, hidden),
         "mlp.down_proj.weight": (hidden, inner),
     }
-    if shape.has_qkv_bias:
-        widths = (("q", q_width), ("k", kv_width), ("v", kv_width))
-        of_layer |= {f"self_attn.{part}_proj.bias": (width,) for part, width in widths}
-    if shape.has_head_norms:
-        of_layer |= {f"self_attn.{part}_norm.weight": (shape.head_dim,) for part in "qk"}
     shapes = {"model.embed_tokens.weight": (shape.vocab_size, hidden), "model.norm.weight": (hidden,)}
     if not shape.tie_word_embeddings:
         shapes["lm_head.weight"] = (shape.vocab_size, hidden)
@@ -38,6 +42,20 @@ def decoder_tensor_shapes(shape: ModelShape, norms: Sequence[str]) -> dict[str, 
     return shapes
 
 
-def layer_tensors(tensor: Tensors, number: int, kind: Literal["weight", "bias"] = "weight") -> Tensors:
-    """The layer's weights, or its biases, by their names inside it."""
+def _grouped_heads(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    hidden, q_width, kv_width = shape.hidden_size, *(n * shape.head_dim for n in (shape.num_heads, shape.num_kv_heads))
+    widths = (("q", q_width), ("k", kv_width), ("v", kv_width))
+    shapes: dict[str, tuple[int, ...]] = {f"{part}_proj.weight": (width, hidden) for part, width in widths}
+    shapes["o_proj.weight"] = (hidden, q_width)
+    if shape.has_qkv_bias:
+        shapes |= {f"{part}_proj.bias": (width,) for part, width in widths}
+    if shape.has_head_norms:
+        shapes |= {f"{part}_norm.weight": (shape.head_dim,) for part in "qk"}
+    return shapes
+
+
+def layer_tensors(
+    tensor: Tensors, number: int, kind: Literal["weight", "bias", "e_score_correction_bias"] = "weight"
+) -> Tensors:
+    """The layer's weights, or others of one kind, by their names inside it."""
     return lambda name: tensor(f"model.layers.{number}.{name}.{kind}")

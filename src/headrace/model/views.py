@@ -12,8 +12,9 @@ from headrace.model.shape import ModelShape
 
 def checked_page_size(views: Sequence[torch.Tensor], batch: Batch, shape: ModelShape, dtype: torch.dtype) -> int:
     """Of the views, which must be the model's and hold the batch's pages: kernels check no bounds."""
-    num_pages, num_kv_heads, _, page_size, head_dim = views[0].shape
-    assert (num_kv_heads, head_dim) == (shape.num_kv_heads, shape.head_dim), f"{views[0].shape}"
+    num_pages, *page_shape = views[0].shape
+    page_size = page_shape[-2]
+    assert tuple(page_shape) == shape.kv_layout(page_size, "bf16").page_shape, f"{views[0].shape}"
     assert all(view.shape == views[0].shape and view.is_contiguous() for view in views), "views differ"
     assert all(view.dtype == dtype for view in views), "views are not of the model's dtype"
     assert int(batch.page_indices.max()) < num_pages, "the batch was made for a larger pool"

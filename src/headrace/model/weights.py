@@ -19,6 +19,7 @@ from headrace.model.checkpoint import StoredTensor, read_shape, stored_tensors
 from headrace.model.families import FAMILIES
 from headrace.model.interface import Model
 from headrace.model.ops import Ops
+from headrace.model.tensors import as_computed
 from headrace.model.torch_ops import TorchOps
 
 _STORED_DTYPES = ("BF16", "F16", "F32", block_fp8.STORED_DTYPE)
@@ -37,7 +38,10 @@ def load_model(directory: Path, *, dtype: KVDtype, ops: Ops | None = None) -> Mo
     family = FAMILIES[shape.architecture]
     scales = block_fp8.require_scales(stored, shape.weight_block_size)
     weights = {name: entry for name, entry in stored.items() if name not in scales}
-    _require_the_familys(directory, weights, family.tensor_shapes(shape), tied=shape.tie_word_embeddings)
+    wanted, unread = family.tensor_shapes(shape), family.unread(shape)
+    if not unread.keys().isdisjoint(weights):
+        wanted |= unread  # all of them or none
+    _require_the_familys(directory, weights, wanted, tied=shape.tie_word_embeddings)
     ops = ops or TorchOps(shape, dtype)
     with ExitStack() as opened:
         files = {
@@ -51,7 +55,7 @@ def load_model(directory: Path, *, dtype: KVDtype, ops: Ops | None = None) -> Mo
         def tensor(name: str) -> torch.Tensor:
             whole = as_stored(name)
             if whole.dtype != block_fp8.DTYPE:
-                return whole.to(ops.dtype)
+                return as_computed(whole, ops.dtype)
             assert shape.weight_block_size is not None, f"scales of {name}"
             scales_of = as_stored(block_fp8.scales_of(name))
             return block_fp8.dequantized(whole, scales_of, shape.weight_block_size, ops.dtype)
