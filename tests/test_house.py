@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "fabric": ("errors",),
     "messenger": (
         *("errors", "protocol", "fabric"),
-        *("kvcache.layout", "kvcache.pages", "kvcache.prefix", "kvcache.reservation"),
+        *("kvcache.layout", "kvcache.sharding", "kvcache.pages", "kvcache.prefix", "kvcache.reservation"),
     ),
     "model": ("errors", "kvcache"),
     "engine": ("errors", "kvcache", "model"),
@@ -40,7 +40,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "bench": ("errors", "protocol"),
     "planner": (
-        *("errors", "protocol", "bench.workload", "bench.metrics", "kvcache.layout", "messenger.plan"),
+        *("errors", "protocol", "bench.workload", "bench.metrics"),
+        *("kvcache.layout", "kvcache.sharding", "messenger.plan"),
         *("engine.schedule", "gateway.route", "gateway.admit", "model.shape"),
     ),
     "connectors": ("errors", "protocol", "kvcache", "fabric", "messenger"),
@@ -54,7 +55,7 @@ NATIVE = {"fabric._native": "fabric", "fabric._limits": "fabric", "model._cpu": 
 """The native modules, and the only room that may import each."""
 
 PURE = (
-    *("kvcache.layout", "kvcache.prefix", "messenger.plan", "messenger.life"),
+    *("kvcache.layout", "kvcache.sharding", "kvcache.prefix", "messenger.plan", "messenger.life"),
     *("engine.cost", "engine.schedule"),
     *("gateway.route", "gateway.admit", "model.shape", "planner.simulate"),
 )

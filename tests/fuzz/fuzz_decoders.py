@@ -13,24 +13,22 @@ import numpy as np
 with atheris.instrument_imports(include=["headrace"]):
     from headrace.errors import HandshakeRefused, InputError, ProtocolFault
     from headrace.fabric.interface import Descriptor
-    from headrace.kvcache.layout import KVLayout, PoolLayout
+    from headrace.kvcache.layout import KVLayout
+    from headrace.kvcache.sharding import Sharding
     from headrace.messenger.aux import DIGESTS_AT, AuxHeader, digests_in
     from headrace.messenger.hello import Identity, check_hello, process_of
+    from headrace.messenger.plan import Plans
     from headrace.messenger.process import ProcessName
     from headrace.protocol import control, messages
 
-POOL = PoolLayout(
-    kv=KVLayout(num_layers=2, num_kv_heads=2, page_size=4, head_dim=8, dtype="fp32"),
-    num_pages=8,
-    num_aux_slots=2,
-    aux_slot_bytes=128,
-)
+SHARDING = Sharding(kv=KVLayout(num_layers=2, num_kv_heads=2, page_size=4, head_dim=8, dtype="fp32"))
+POOL = SHARDING.pool(num_pages=8, num_aux_slots=2, aux_slot_bytes=128)
 US = Identity(
     uuid="0123456789abcdef" * 2,
     role="prefiller",
     fingerprint="model",
+    sharding=SHARDING,
     pool=POOL,
-    num_ranks=1,
     process=ProcessName(host="here", pid=17, started=5),
 )
 THEM = replace(US, role="decoder", uuid="f" * 32)
@@ -53,8 +51,9 @@ def hello(wire: bytes) -> None:
         told = messages.decode(wire)
         if isinstance(told, messages.Hello):
             process_of(told)
-            pool = check_hello(US, told)
-            assert pool.kv == POOL.kv
+            side = check_hello(US, told)
+            assert side.sharding.kv == SHARDING.kv
+            Plans(US.side, side).of(group=0, seed=1)
             Descriptor.decode(told.descriptor)
 
 

@@ -9,20 +9,28 @@ from hypothesis import strategies as st
 from headrace.errors import InputError
 from headrace.kvcache.layout import AUX_ALIGNMENT, POOL_ALIGNMENT, KVLayout, PoolLayout, num_pages_for
 
-layouts = st.builds(
-    PoolLayout,
-    kv=st.builds(
+
+def kv_layouts(page_size: int) -> st.SearchStrategy[KVLayout]:
+    return st.builds(
         KVLayout,
         num_layers=st.integers(1, 5),
         num_kv_heads=st.integers(1, 4),
-        page_size=st.integers(1, 17),
+        page_size=st.just(page_size),
         head_dim=st.integers(1, 9),
         dtype=st.sampled_from(["bf16", "fp32"]),
-    ),
-    num_pages=st.integers(1, 7),
-    num_aux_slots=st.integers(1, 4),
-    aux_slot_bytes=st.integers(1, 200),
-    num_ranks=st.integers(1, 4),
+    )
+
+
+layouts = st.integers(1, 17).flatmap(
+    lambda page_size: st.builds(
+        PoolLayout,
+        kv=kv_layouts(page_size),
+        further=st.lists(kv_layouts(page_size), max_size=2).map(tuple),
+        num_pages=st.integers(1, 7),
+        num_aux_slots=st.integers(1, 4),
+        aux_slot_bytes=st.integers(1, 200),
+        num_ranks=st.integers(1, 4),
+    )
 )
 
 SMOLLM2 = KVLayout(num_layers=30, num_kv_heads=3, page_size=16, head_dim=64, dtype="bf16")
@@ -57,11 +65,13 @@ def test_pages_and_aux_slots_tile_the_pool_without_touching_each_other(layout: P
     for rank in range(layout.num_ranks):
         begin = rank * layout.rank_stride
         assert begin % POOL_ALIGNMENT == 0
-        for layer in range(layout.kv.num_layers):
+        own = [kv for kv in (layout.kv, *layout.further) for _ in range(kv.num_layers)]
+        assert len(own) == layout.num_layers
+        for layer, kv in enumerate(own):
             for page in range(layout.num_pages):
                 assert layout.page_offset(layer, page, rank) == begin
-                spans.append((begin, layout.kv.page_bytes))
-                begin += layout.kv.page_bytes
+                spans.append((begin, kv.page_bytes))
+                begin += kv.page_bytes
     spans += [(layout.aux_offset(slot), layout.aux_slot_bytes) for slot in range(layout.num_aux_slots)]
     ends = [begin + length for begin, length in spans]
     assert all(begin >= end for (begin, _), end in zip(spans[1:], ends, strict=False))
@@ -86,6 +96,11 @@ def test_a_kv_layout_without_something_in_it_is_refused(field: str, value: int) 
 def test_a_pool_layout_without_something_in_it_is_refused(field: str) -> None:
     with pytest.raises(InputError, match=f"{field}: must be at least 1, is 0"):
         replace(POOL, **{field: 0})  # type: ignore[arg-type]
+
+
+def test_groups_of_layers_with_pages_of_other_lengths_are_refused() -> None:
+    with pytest.raises(InputError, match="page_size: must be 16 in all groups of layers, is 8"):
+        replace(POOL, further=(replace(SMOLLM2, page_size=8),))
 
 
 def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:

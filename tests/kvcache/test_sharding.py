@@ -1,5 +1,7 @@
 """Who holds which heads: against the obvious reading of the module's picture."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +37,19 @@ def test_a_latent_is_whole_on_every_rank() -> None:
     sharding = Sharding(kv=latent, tp=8)
     assert sharding.local == latent
     assert sharding.num_replicas == 8
+
+
+def test_a_draft_model_is_shared_by_the_same_ranks_and_lies_behind_the_target() -> None:
+    target, draft = kv_of(4), replace(kv_of(1), num_layers=2, head_dim=5)
+    sharding = Sharding(kv=target, further=(draft,), tp=4, dp=2)
+    assert [group.kv for group in sharding.groups] == [target, draft]
+    assert [group.num_replicas for group in sharding.groups] == [1, 4]
+    pool = sharding.pool(num_pages=6, num_aux_slots=2, aux_slot_bytes=100)
+    assert (pool.kv, pool.further, pool.num_ranks) == (kv_of(1), (draft,), 8)
+    with pytest.raises(InputError, match="tp: must divide the model's 3 KV heads"):
+        Sharding(kv=target, further=(kv_of(3),), tp=4)
+    with pytest.raises(InputError, match="page_size: must be 4 in all groups of layers, is 8"):
+        Sharding(kv=target, further=(replace(draft, page_size=8),))
 
 
 @pytest.mark.parametrize("field", ["tp", "dp"])

@@ -146,6 +146,7 @@ def ticket_request(pair: Pair, **changes: Any) -> TicketRequest:
         lease="lease",
         token_ids=PROMPT,
         cached_len=0,
+        group=0,
         pages=(0, 1, 2, 3),
         hashes=(),
         remaining_s=30.0,

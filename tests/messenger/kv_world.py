@@ -22,6 +22,7 @@ from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pages import PagePool
 from headrace.kvcache.prefix import PrefixIndex, num_whole_pages, page_hashes
 from headrace.kvcache.reservation import Reservation, try_reserve
+from headrace.kvcache.sharding import Sharding
 from headrace.messenger.aux import aux_bytes, aux_slot_bytes
 from headrace.messenger.decoder import DecoderMessenger
 from headrace.messenger.entries import DecoderOptions
@@ -201,22 +202,34 @@ class NativeSite:
 
 
 class Process:
-    """What both roles have: one memory, one fabric, one pool."""
+    """What both roles have: one memory, one fabric, a model and a pool for each data-parallel group. `model` and `pool`
+    are those of the first."""
 
-    def __init__(self, site: Site, layout: PoolLayout, *, role: FabricRole, fingerprint: str = "model") -> None:
+    def __init__(
+        self,
+        site: Site,
+        layout: PoolLayout,
+        *,
+        role: FabricRole,
+        fingerprint: str = "model",
+        sharding: Sharding | None = None,
+    ) -> None:
         self.site = site
-        self.model = PatternModel(layout)
+        sharding = sharding or Sharding(kv=layout.kv)
+        self.models = [PatternModel(layout, sharding, group) for group in range(sharding.dp)]
+        self.model = self.models[0]
         self.fabric, self.memory = site.endpoint(layout)
-        self.memory[layout.pages_bytes :] = POISON  # aux slots, and what is behind them
-        self.pool = PoisonedPool(self.model, self.memory)
+        self.memory[:] = POISON  # aux slots, and what is between and behind the ranks
+        self.pools = [PoisonedPool(model, self.memory) for model in self.models]
+        self.pool = self.pools[0]
         self.dead = False
         self.hung = False
         self.identity = Identity(
             uuid=f"{site.rng.getrandbits(128):032x}",
             role=role,
             fingerprint=fingerprint,
+            sharding=sharding,
             pool=layout,
-            num_ranks=1,
             process=ProcessName(host="loopback", pid=1 + site.rng.getrandbits(20), started=0),
         )
 
@@ -242,8 +255,9 @@ class PrefillerProcess(Process):
         transfer: Transfer = "layers",
         chunk_tokens: int = 8,
         fingerprint: str = "model",
+        sharding: Sharding | None = None,
     ) -> None:
-        super().__init__(site, layout, role="prefiller", fingerprint=fingerprint)
+        super().__init__(site, layout, role="prefiller", fingerprint=fingerprint, sharding=sharding)
         self.messenger = PrefillerMessenger(
             fabric=self.fabric,
             identity=self.identity,
@@ -332,6 +346,7 @@ class Request:
 
     request_id: str
     token_ids: tuple[int, ...]
+    group: int
     reservation: Reservation
     imm: Imm | None = None
     answers: list[Ready | TicketFailed] = field(default_factory=list)
@@ -345,12 +360,13 @@ class DecoderProcess(Process):
         *,
         options: DecoderOptions = DecoderOptions(),
         fingerprint: str = "model",
+        sharding: Sharding | None = None,
     ) -> None:
-        super().__init__(site, layout, role="decoder", fingerprint=fingerprint)
+        super().__init__(site, layout, role="decoder", fingerprint=fingerprint, sharding=sharding)
         self.messenger = DecoderMessenger(
             fabric=self.fabric,
             identity=self.identity,
-            pages=self.pool,
+            pools=self.pools,
             memory=self.memory,
             rng=random.Random(site.rng.getrandbits(64)),
             options=options,
@@ -360,13 +376,13 @@ class DecoderProcess(Process):
         self.by_imm: dict[Imm, Request] = {}
         self.outcomes: list[DecoderOutcome] = []
 
-    def reserve(self, request_id: str, token_ids: tuple[int, ...]) -> Request | None:
+    def reserve(self, request_id: str, token_ids: tuple[int, ...], group: int = 0) -> Request | None:
         size = self.model.layout.kv.page_size
         hashes = page_hashes(token_ids[: len(token_ids) - 1], size, self.salt)
-        reservation = try_reserve(self.pool, hashes, len(token_ids), 2, size)
+        reservation = try_reserve(self.pools[group], hashes, len(token_ids), 2, size)
         if reservation is None:
             return None
-        request = Request(request_id=request_id, token_ids=token_ids, reservation=reservation)
+        request = Request(request_id=request_id, token_ids=token_ids, group=group, reservation=reservation)
         self.requests[request_id] = request
         return request
 
@@ -384,6 +400,7 @@ class DecoderProcess(Process):
                 lease=lease,
                 token_ids=request.token_ids,
                 cached_len=request.reservation.cached_len,
+                group=request.group,
                 pages=request.reservation.pages[first:end],
                 hashes=tuple(page_hashes(request.token_ids[:num_prefilled], size, self.salt)),
                 remaining_s=remaining_s,
@@ -416,7 +433,8 @@ class DecoderProcess(Process):
 
     def wrong_bytes(self, request: Request) -> list[str]:
         """Where the KV of [0, n-1) is not this prompt's."""
-        return self.model.differences(self.memory, self.keys(request), request.reservation.pages, 0)
+        model = self.models[request.group]
+        return model.differences(self.memory, self.keys(request), request.reservation.pages, 0)
 
     def finish(self, request: Request) -> None:
         """Give back what the request holds: everything, or all but its ticket's pages when that failed."""
@@ -426,7 +444,7 @@ class DecoderProcess(Process):
             size = self.model.layout.kv.page_size
             first, end = request.reservation.num_hit_pages, -(-(len(request.token_ids) - 1) // size)
             table = (*table[:first], *table[end:])
-        self.pool.release(table)
+        self.pools[request.group].release(table)
 
     def written_elsewhere(self, request: Request, before: np.ndarray) -> int:
         """Bytes that changed since `before` and are neither in the ticket's pages nor in its aux write."""
@@ -434,7 +452,8 @@ class DecoderProcess(Process):
         assert request.imm is not None
         first, end = request.reservation.num_hit_pages, -(-(len(request.token_ids) - 1) // size)
         changed = before != self.memory
-        self.model.pages(changed)[:, list(request.reservation.pages[first:end])] = False
+        for _, pages in self.models[request.group].by_heads(changed):
+            pages[:, list(request.reservation.pages[first:end])] = False
         aux = layout.aux_offset(slot_of(request.imm))
         changed[aux : aux + aux_bytes(end - first)] = False
         return int(changed.sum())
@@ -445,7 +464,7 @@ class DecoderProcess(Process):
 
     def index_is_sane(self, request: Request) -> bool:
         whole = num_whole_pages(len(request.token_ids), self.model.layout.kv.page_size)
-        return all(page not in self.pool.prefix for page in request.reservation.pages[whole:])
+        return all(page not in self.pools[request.group].prefix for page in request.reservation.pages[whole:])
 
 
 def pair(

@@ -26,6 +26,7 @@ from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pages import PagePool
 from headrace.kvcache.pool import layer_views
 from headrace.kvcache.prefix import PrefixIndex
+from headrace.kvcache.sharding import Sharding
 from headrace.messenger.aux import aux_slot_bytes
 from headrace.messenger.hello import Identity
 from headrace.messenger.jobs import Chunk, PrefillerOptions, Transfer
@@ -65,7 +66,9 @@ class _Prefiller:
         self._fabric = NativeFabric(self._memory.fd, self._memory.length, transports=(transport,))
         self._messenger = PrefillerMessenger(
             fabric=self._fabric,
-            identity=Identity.of_this_process(role="prefiller", fingerprint=FINGERPRINT, pool=layout),
+            identity=Identity.of_this_process(
+                role="prefiller", fingerprint=FINGERPRINT, sharding=Sharding(kv=layout.kv), pool=layout
+            ),
             pages=PagePool(num_pages, PrefixIndex()),
             memory=self._memory.bytes,
             options=PrefillerOptions(lease_tokens=100_000, reserve_tokens=100, transfer=transfer),

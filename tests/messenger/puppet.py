@@ -13,9 +13,10 @@ from kv_world import LoopbackSite
 
 from headrace.fabric.interface import Descriptor, Imm, LastWrite, MessageReceived, PeerId, Surplus, TransferId
 from headrace.kvcache.layout import PoolLayout
+from headrace.kvcache.sharding import Sharding
 from headrace.messenger.aux import DIGESTS_AT, AuxHeader, aux_bytes
 from headrace.messenger.hello import Identity
-from headrace.messenger.plan import Sharding, TransferPlan, plan_transfer
+from headrace.messenger.plan import Side, TransferPlan, plan_transfer
 from headrace.messenger.process import ProcessName
 from headrace.protocol.messages import AnyMessage, Cancel, FabricRole, Hello, Prefill, Ticket, decode, encode
 
@@ -31,8 +32,8 @@ class Puppet:
             uuid=f"{site.rng.getrandbits(128):032x}",
             role=role,
             fingerprint=fingerprint,
+            sharding=Sharding(kv=layout.kv),
             pool=layout,
-            num_ranks=1,
             process=ProcessName(host="loopback", pid=1 + site.rng.getrandbits(20), started=0),
         )
         self.inbox: list[AnyMessage] = []
@@ -86,8 +87,10 @@ class PuppetDecoder(Puppet):
             request_id="a",
             lease=lease,
             token_ids=token_ids,
+            group=0,
             pages=tuple(range(num_pages)),
             aux_slot=slot,
+            seed=0,
             remaining_s=30.0,
         )
         return changed(made, **changes)
@@ -128,7 +131,9 @@ class PuppetPrefiller(Puppet):
             aux_slot_bytes=shape.aux_slot_bytes,
         )
         self.theirs = theirs
-        self.plan = plan_transfer(Sharding(pool=self.layout), Sharding(pool=theirs))
+        self.plan = plan_transfer(
+            self.identity.side, Side(sharding=self.identity.sharding, pool=theirs), group=0, seed=0
+        )
         self.fabric.connect(self.peer, Descriptor.decode(latest.descriptor))
         return latest
 
@@ -137,7 +142,7 @@ class PuppetPrefiller(Puppet):
         self.say(self.peer, self.hello(asked.epoch))
 
     def expected(self, prefill: Prefill) -> int:
-        return self.plan.num_messages(len(prefill.pages), dst_rank=0)
+        return self.plan.num_messages(len(prefill.pages))
 
     def write(self, prefill: Prefill, num_writes: int) -> TransferId:
         """Some page writes of the ticket, and no more."""
@@ -159,7 +164,7 @@ class PuppetPrefiller(Puppet):
         transfer = self.fabric.open_transfer(self.peer, Imm(prefill.ticket.imm), num_pages=num_pages)
         positions = np.arange(num_pages, dtype=np.int64)
         dst_pages = np.array(prefill.pages, dtype=np.int64)
-        for route in self.plan.into(0):
+        for route in self.plan.routes:
             self.fabric.submit_pages(
                 transfer, route.writes(src_pages=positions, dst_pages=dst_pages, positions=positions)
             )
@@ -180,12 +185,16 @@ class PuppetPrefiller(Puppet):
 
 
 def changed(message: M, **changes: object) -> M:
-    """The message with some fields set, those of a Hello's pool too (they are named apart)."""
-    pool = {name[5:]: value for name, value in changes.items() if name.startswith("pool_")}
-    own = {name: value for name, value in changes.items() if not name.startswith("pool_")}
-    if pool:
+    """The message with some fields set, those of a Hello's pool and of its first layers too (they are named apart)."""
+    of_pool, of_kv = (
+        {name.removeprefix(prefix): value for name, value in changes.items() if name.startswith(prefix)}
+        for prefix in ("pool_", "kv_")
+    )
+    own = {name: value for name, value in changes.items() if not name.startswith(("pool_", "kv_"))}
+    if of_pool or of_kv:
         assert isinstance(message, Hello)
-        own["pool"] = _replace(message.pool, **pool)
+        first, *further = message.pool.layers
+        own["pool"] = _replace(message.pool, **({"layers": (_replace(first, **of_kv), *further)} | of_pool))
     return _replace(message, **own)
 
 

@@ -44,6 +44,8 @@ WRONG_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "a page twice": ({"pages": (0, 1, 2, 2)}, "pages"),
     "a page beyond the pool": ({"pages": (0, 1, 2, 24)}, "pages"),
     "a page before the pool": ({"pages": (-1, 1, 2, 3)}, "pages"),
+    "a group beyond the last": ({"group": 1}, "group"),
+    "a group before the first": ({"group": -1}, "group"),
     "a deadline in the past": ({"remaining_s": -0.1}, "remaining_s"),
     "a deadline that is no number": ({"remaining_s": float("nan")}, "remaining_s"),
     "a deadline that never comes": ({"remaining_s": float("inf")}, "remaining_s"),

@@ -48,9 +48,17 @@ def tokens(num: int, *, seed: int = 1) -> tuple[int, ...]:
     return tuple((seed * 1000 + 7 * i) % 997 for i in range(num))
 
 
-def serve(decoder: DecoderProcess, prefiller: PrefillerProcess, peer: int, name: str, prompt: tuple[int, ...]) -> Ready:
+def serve(
+    decoder: DecoderProcess,
+    prefiller: PrefillerProcess,
+    peer: int,
+    name: str,
+    prompt: tuple[int, ...],
+    *,
+    group: int = 0,
+) -> Ready:
     """One request from reservation to finish; its bytes are compared."""
-    request = decoder.reserve(name, prompt)
+    request = decoder.reserve(name, prompt, group)
     assert request is not None
     if not decoder.needs_prefill(request):
         assert decoder.wrong_bytes(request) == []
@@ -83,10 +91,11 @@ def everything_is_back(prefiller: PrefillerProcess, decoder: DecoderProcess) -> 
 
     prefiller.site.wait_for(is_idle, prefiller, decoder)
     for process in (prefiller, decoder):
-        process.pool.look()
         process.messenger.check()
-        pages = process.pool.statistics()
-        assert (pages.num_held, pages.num_quarantined) == (0, 0), pages
+        for pool in process.pools:
+            pool.look()
+            pages = pool.statistics()
+            assert (pages.num_held, pages.num_quarantined) == (0, 0), pages
     assert prefiller.messenger.statistics().num_leased_tokens == 0
 
 

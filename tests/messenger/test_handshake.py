@@ -2,9 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from kv_world import DecoderProcess, LoopbackSite, PrefillerProcess, greet, pair, pool_layout
@@ -13,10 +11,11 @@ from test_hello import DIFFERENCES
 
 from headrace.errors import FabricError, InputError
 from headrace.fabric.interface import Descriptor, PeerId
+from headrace.messenger.decoder import DecoderMessenger
 from headrace.messenger.known_decoders import FORGET_REFUSED_S
 from headrace.messenger.known_prefillers import LONGEST_REPEAT_S
 from headrace.messenger.outcomes import PeerReady, PeerRefused
-from headrace.protocol.messages import FabricRole, Hello, HelloRefused, encode
+from headrace.protocol.messages import Hello, HelloRefused, encode
 from headrace.testing import Faults
 
 LOSSES = Faults(lose_message=1.0)
@@ -179,7 +178,7 @@ def test_a_hello_whose_address_is_none_is_dropped_and_counted(
     assert prefiller.decoders == {puppet.identity.uuid: 1}
 
 
-@pytest.mark.parametrize("field", ["fingerprint", "layout", "host", "pool_dtype", "address", "descriptor"])
+@pytest.mark.parametrize("field", ["fingerprint", "layout", "host", "kv_dtype", "address", "descriptor"])
 def test_a_hello_with_something_huge_is_dropped_and_counted_and_a_right_one_is_taken(
     field: str, site: LoopbackSite, prefiller: PrefillerProcess, puppet: PuppetDecoder
 ) -> None:
@@ -203,19 +202,16 @@ def test_a_long_difference_is_told_as_far_as_a_text_goes(
     assert (answer.ours, answer.theirs) == ("model", theirs)
 
 
-@pytest.mark.parametrize("role", ["prefiller", "decoder"])
-@pytest.mark.parametrize("num_ranks", [0, 2])
-def test_an_instance_of_several_ranks_is_refused_at_its_start(
-    role: FabricRole, num_ranks: int, site: LoopbackSite
-) -> None:
-    made = PrefillerProcess(site, pool_layout(4)) if role == "prefiller" else DecoderProcess(site, pool_layout(4))
-    parts: dict[str, Any] = {"fabric": made.fabric, "pages": made.pool, "memory": made.memory}
-    parts["identity"] = replace(made.identity, num_ranks=num_ranks)
-    if role == "decoder":
-        parts["rng"] = random.Random(1)
-    with pytest.raises(InputError) as refusal:
-        type(made.messenger)(**parts)
-    assert refusal.value.field == "num_ranks"
+def test_a_decoder_needs_a_pool_for_each_data_parallel_group(site: LoopbackSite) -> None:
+    made = DecoderProcess(site, pool_layout(4))
+    with pytest.raises(InputError, match="pools: must be one for each of 1 groups, are 2"):
+        DecoderMessenger(
+            fabric=made.fabric,
+            identity=made.identity,
+            pools=[made.pool, made.pool],
+            memory=made.memory,
+            rng=random.Random(1),
+        )
 
 
 def test_a_refused_decoder_is_answered_again_but_told_to_the_role_once_and_forgotten_after_a_while(

@@ -22,6 +22,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown lease": ({"lease": "unknown"}, "no_lease"),
     "a page beyond the pool": ({"pages": (0, 1, 2, 100)}, "malformed"),
     "an aux slot beyond the pool": ({"aux_slot": 8}, "malformed"),
+    "a group beyond the last": ({"group": 1}, "malformed"),
     "more pages than the prompt has": ({"pages": (0, 1, 2, 3, 4)}, "malformed"),
     "no pages": ({"pages": ()}, "malformed"),
     "no prompt": ({"token_ids": ()}, "malformed"),

@@ -21,6 +21,7 @@ from headrace.protocol.messages import (
     Failed,
     Hello,
     HelloRefused,
+    LayersShape,
     PoolShape,
     Prefill,
     Refused,
@@ -34,17 +35,8 @@ from headrace.protocol.messages import (
 
 UUID = "0123456789abcdef" * 2
 TICKET = Ticket(decoder=UUID, epoch=3, imm=2**32 - 1)
-POOL = PoolShape(
-    num_layers=30,
-    num_kv_heads=3,
-    page_size=16,
-    head_dim=64,
-    dtype="bf16",
-    num_pages=1000,
-    num_aux_slots=8,
-    aux_slot_bytes=4096,
-    num_ranks=1,
-)
+LAYERS = LayersShape(kind="gqa", num_layers=30, num_kv_heads=3, page_size=16, head_dim=64, dtype="bf16")
+POOL = PoolShape(layers=(LAYERS,), tp=4, dp=2, num_pages=1000, num_aux_slots=8, aux_slot_bytes=4096)
 MESSAGES: list[AnyMessage] = [
     Hello(
         sender=UUID,
@@ -67,8 +59,10 @@ MESSAGES: list[AnyMessage] = [
         request_id="r",
         lease="1",
         token_ids=(0, 1, 2**31 - 1),
+        group=1,
         pages=(5, 0),
         aux_slot=0,
+        seed=2**32 - 1,
         remaining_s=1.5,
     ),
     Cancel(sender=UUID, ticket=TICKET),
@@ -160,9 +154,12 @@ def test_a_text_is_taken_up_to_its_length_and_refused_by_name_beyond_it(message:
         assert f"`$.{name}`" in refusal(fields | {name: character * (most + 1)})
 
 
-def test_the_dtype_of_a_pool_has_a_limit_too() -> None:
+@pytest.mark.parametrize("field", ["kind", "dtype"])
+def test_the_names_of_layers_have_a_limit_too(field: str) -> None:
     fields = fields_of(MESSAGES[0])
-    assert "`$.pool.dtype`" in refusal(fields | {"pool": fields["pool"] | {"dtype": "x" * 257}})
+    [layers] = fields["pool"]["layers"]
+    wrong = fields["pool"] | {"layers": [layers | {field: "x" * 257}]}
+    assert f"`$.pool.layers[0].{field}`" in refusal(fields | {"pool": wrong})
 
 
 @each_message
@@ -219,7 +216,22 @@ def test_a_ticket_that_cannot_be_is_refused_by_name(field: str, wrong: Any) -> N
 @pytest.mark.parametrize("field", PoolShape.__struct_fields__)
 def test_a_pool_without_one_of_its_sizes_is_refused_by_name(field: str) -> None:
     fields = fields_of(MESSAGES[0])
-    assert f"`$.pool.{field}`" in refusal(fields | {"pool": fields["pool"] | {field: 0}})
+    wrong: Any = [] if field == "layers" else 0
+    assert f"`$.pool.{field}`" in refusal(fields | {"pool": fields["pool"] | {field: wrong}})
+
+
+@pytest.mark.parametrize("field", LayersShape.__struct_fields__)
+def test_layers_without_one_of_their_sizes_are_refused_by_name(field: str) -> None:
+    fields = fields_of(MESSAGES[0])
+    [layers] = fields["pool"]["layers"]
+    wrong = fields["pool"] | {"layers": [layers | {field: 0}]}
+    assert f"`$.pool.layers[0].{field}`" in refusal(fields | {"pool": wrong})
+
+
+@pytest.mark.parametrize("field", ["tp", "dp"])
+def test_an_instance_of_more_ranks_than_routes_can_be_numbered_for_is_refused(field: str) -> None:
+    fields = fields_of(MESSAGES[0])
+    assert f"`$.pool.{field}`" in refusal(fields | {"pool": fields["pool"] | {field: 1025}})
 
 
 @pytest.mark.parametrize(("field", "wrong"), [("token_ids", [1, -1]), ("pages", [2**31]), ("pages", ["1"])])

@@ -8,6 +8,9 @@ head are adjacent, so that any range of heads of a page is one contiguous write:
      layer 0 | layer 1 | .. | layer L-1                     64-byte aligned, stride aux_stride
      page 0, page 1, ..                       whole 2 MiB
      page_shape each
+
+Behind a model's layers may lie those of its draft model or its MTP layers, other groups of layers with pages of their
+own shape: a page id means the same positions in all of them, and layers are numbered on.
 """
 
 import math
@@ -91,29 +94,57 @@ class KVLayout:
         return self.num_kv_heads * self.head_bytes
 
 
+def require_one_page_size(kv: KVLayout, further: tuple[KVLayout, ...]) -> None:
+    """Of groups of layers that share a page list. Raises InputError."""
+    for other in further:
+        if other.page_size != kv.page_size:
+            raise InputError("page_size", f"must be {kv.page_size} in all groups of layers, is {other.page_size}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGroup:
+    """Layers whose pages are alike, as they lie in a rank's part of the memory."""
+
+    kv: KVLayout
+    layers: range
+    offset: int
+    layer_stride: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLayout:
-    """An instance's KV memory: every byte offset that anybody reads or writes comes from here. `kv` and `num_pages` are
-    each rank's."""
+    """An instance's KV memory: every byte offset that anybody reads or writes comes from here. `kv`, `further` (layers
+    behind those of `kv`) and `num_pages` are each rank's."""
 
     kv: KVLayout
     num_pages: int
     num_aux_slots: int
     aux_slot_bytes: int
     num_ranks: int = 1
+    further: tuple[KVLayout, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("num_pages", "num_aux_slots", "aux_slot_bytes", "num_ranks"):
             _require_positive(field, getattr(self, field))
+        require_one_page_size(self.kv, self.further)
 
     @property
-    def layer_stride(self) -> int:
-        return self.num_pages * self.kv.page_bytes
+    def groups(self) -> tuple[LayerGroup, ...]:
+        made, layer, offset = [], 0, 0
+        for kv in (self.kv, *self.further):
+            layers, stride = range(layer, layer + kv.num_layers), self.num_pages * kv.page_bytes
+            made.append(LayerGroup(kv=kv, layers=layers, offset=offset, layer_stride=stride))
+            layer, offset = layers.stop, offset + len(layers) * stride
+        return tuple(made)
+
+    @property
+    def num_layers(self) -> int:
+        return self.kv.num_layers + sum(kv.num_layers for kv in self.further)
 
     @property
     def pages_bytes(self) -> int:
         """All pages of all layers of one rank."""
-        return self.kv.num_layers * self.layer_stride
+        return sum(len(group.layers) * group.layer_stride for group in self.groups)
 
     @property
     def rank_stride(self) -> int:
@@ -128,10 +159,12 @@ class PoolLayout:
         return _round_up(self.aux_offset(0) + self.num_aux_slots * self.aux_stride, POOL_ALIGNMENT)
 
     def page_offset(self, layer: int, page: int, rank: int = 0) -> int:
-        _require_index("layer", layer, self.kv.num_layers)
+        _require_index("layer", layer, self.num_layers)
         _require_index("page", page, self.num_pages)
         _require_index("rank", rank, self.num_ranks)
-        return rank * self.rank_stride + layer * self.layer_stride + page * self.kv.page_bytes
+        group = next(each for each in self.groups if layer in each.layers)
+        in_group = (layer - group.layers.start) * group.layer_stride + page * group.kv.page_bytes
+        return rank * self.rank_stride + group.offset + in_group
 
     def aux_offset(self, slot: int) -> int:
         _require_index("slot", slot, self.num_aux_slots)

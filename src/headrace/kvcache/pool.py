@@ -16,21 +16,21 @@ TORCH_DTYPES: dict[KVDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torc
 
 
 def layer_views(memory: PoolMemory, layout: PoolLayout, rank: int = 0) -> list[torch.Tensor]:
-    """Per layer of `rank` `[num_pages, *page_shape]` in the layout's dtype; of kind gqa that is `[num_pages,
+    """Per layer of `rank` `[num_pages, *page_shape]` in its group's dtype; of kind gqa that is `[num_pages,
     num_kv_heads, 2, page_size, head_dim]`: K is [:, :, 0], V [:, :, 1].
 
     The views share the memory with everybody who mapped it and keep it mapped. Raises InputError, Closed.
     """
     _require_room(memory, layout)
-    kv = layout.kv
     return [
         torch.frombuffer(
             memory.bytes,
-            dtype=TORCH_DTYPES[kv.dtype],
+            dtype=TORCH_DTYPES[group.kv.dtype],
             offset=layout.page_offset(layer, 0, rank),
-            count=layout.layer_stride // kv.itemsize,
-        ).view(layout.num_pages, *kv.page_shape)
-        for layer in range(kv.num_layers)
+            count=group.layer_stride // group.kv.itemsize,
+        ).view(layout.num_pages, *group.kv.page_shape)
+        for group in layout.groups
+        for layer in group.layers
     ]
 
 

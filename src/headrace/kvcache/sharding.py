@@ -12,24 +12,28 @@ Ranks are numbered group by group: rank = group * tp + place in the group.
 from dataclasses import dataclass, replace
 
 from headrace.errors import InputError
-from headrace.kvcache.layout import KVLayout
+from headrace.kvcache.layout import KVLayout, PoolLayout, require_one_page_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """`kv` is the whole model's. Raises InputError where `tp` ranks cannot share its heads evenly."""
+    """`kv` is the whole model's, `further` that of layers behind them (a draft model's), shared by the same ranks.
+    Raises InputError where `tp` ranks cannot share the heads evenly."""
 
     kv: KVLayout
     tp: int = 1
     dp: int = 1
+    further: tuple[KVLayout, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("tp", "dp"):
             if getattr(self, field) < 1:
                 raise InputError(field, f"must be at least 1, is {getattr(self, field)}")
-        heads = self.kv.num_kv_heads
-        if heads % self.tp and self.tp % heads:
-            raise InputError("tp", f"must divide the model's {heads} KV heads or be a multiple of them, is {self.tp}")
+        for heads in (kv.num_kv_heads for kv in (self.kv, *self.further)):
+            if heads % self.tp and self.tp % heads:
+                text = f"must divide the model's {heads} KV heads or be a multiple of them, is {self.tp}"
+                raise InputError("tp", text)
+        require_one_page_size(self.kv, self.further)
 
     @property
     def num_ranks(self) -> int:
@@ -44,6 +48,23 @@ class Sharding:
     def local(self) -> KVLayout:
         """What each rank holds."""
         return replace(self.kv, num_kv_heads=max(1, self.kv.num_kv_heads // self.tp))
+
+    @property
+    def groups(self) -> tuple["Sharding", ...]:
+        """Each group of layers by itself."""
+        return tuple(replace(self, kv=kv, further=()) for kv in (self.kv, *self.further))
+
+    def pool(self, *, num_pages: int, num_aux_slots: int, aux_slot_bytes: int) -> PoolLayout:
+        """The memory of all ranks, `num_pages` on each."""
+        local, *further = (group.local for group in self.groups)
+        return PoolLayout(
+            kv=local,
+            further=tuple(further),
+            num_pages=num_pages,
+            num_aux_slots=num_aux_slots,
+            aux_slot_bytes=aux_slot_bytes,
+            num_ranks=self.num_ranks,
+        )
 
     def heads_of(self, place: int) -> range:
         """Of the rank at this place in its group."""

@@ -1,6 +1,6 @@
 """The decoder's half of the KV messenger: tickets from their opening until no byte of theirs can land any more.
 
-Owns the open tickets, their slots and the handshakes with prefillers; shares the page pool with the loop it runs on.
+Owns the open tickets, their slots and the handshakes with prefillers; shares the page pools with the loop it runs on.
 Knows no model, no scheduler and no clock: every call takes `now`, and nothing here waits. The life of a ticket is the
 table `life.DECODER`; this file turns fabric events, messages and timers into its events and carries out its effects.
 
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ProtocolFault
+from headrace.errors import InputError, ProtocolFault
 from headrace.fabric.interface import (
     DigestId,
     DigestsReady,
@@ -55,23 +55,25 @@ from headrace.protocol.messages import (
 
 
 class DecoderMessenger:
-    """`memory` is the pool's memory as `[total_bytes] uint8`, the same that `fabric` serves."""
+    """`pools` are the pages of each data-parallel group, `memory` that of all ranks as `[total_bytes] uint8`, the same
+    that `fabric` serves. Raises InputError when they are not as many as the groups."""
 
     def __init__(
         self,
         *,
         fabric: Fabric,
         identity: Identity,
-        pages: PagePool,
+        pools: Sequence[PagePool],
         memory: NDArray[np.uint8],
         rng: random.Random,
         options: DecoderOptions = DecoderOptions(),
     ) -> None:
-        identity.require_one_rank()
+        if len(pools) != identity.sharding.dp:
+            raise InputError("pools", f"must be one for each of {identity.sharding.dp} groups, are {len(pools)}")
         self._fabric = fabric
         self._identity = identity
         self._options = options
-        self._landings = Landings(layout=identity.pool, pages=pages, memory=memory, rng=rng)
+        self._landings = Landings(layout=identity.pool, pools=pools, memory=memory, rng=rng)
         self._prefillers = KnownPrefillers(fabric, identity)
         self._entries: dict[Imm, Entry] = {}
         self._digests: dict[DigestId, Entry] = {}
@@ -94,16 +96,18 @@ class DecoderMessenger:
         """Ask the prefiller for the KV. None, and the pages stay the caller's, when it is not ready or every slot is
         in use. Raises InputError when there is nothing to fetch or the pages are not those of the prompt."""
         prefiller = self._prefillers.get(request.prefiller)
-        if prefiller is None or prefiller.state != "ready" or prefiller.plan is None:
+        if prefiller is None or prefiller.state != "ready" or prefiller.plans is None:
             return None
         landing = self._landings.try_take(request)
         if landing is None:
             return None
-        expected = prefiller.plan.num_messages(landing.prompt.num_sent, dst_rank=0)
+        plan = prefiller.plans.of(group=request.group, seed=landing.seed)
+        expected = plan.num_messages(landing.prompt.num_sent)
         entry = Entry(
             landing=landing,
             ticket=Ticket(decoder=self._identity.uuid, epoch=prefiller.epoch, imm=landing.imm),
             prefiller=prefiller,
+            plan=plan,
             expected=expected,
             target=expected,
             deadline=now + request.remaining_s,
@@ -368,8 +372,7 @@ class DecoderMessenger:
         if not self._options.verify_kv:
             self._apply(entry, DecoderEvent.DIGESTS_EQUAL)
             return
-        assert entry.prefiller.plan is not None, "a ticket was opened without a plan"
-        reads = self._landings.reads(entry.landing, entry.prefiller.plan)
+        reads = self._landings.reads(entry.landing, entry.plan)
         entry.digest = self._fabric.submit_digest(reads, entry.landing.prompt.num_sent)
         self._digests[entry.digest] = entry
 

@@ -10,6 +10,7 @@ from headrace.messenger.known_prefillers import Prefiller
 from headrace.messenger.landings import Landing
 from headrace.messenger.life import DecoderState
 from headrace.messenger.outcomes import FailureReason
+from headrace.messenger.plan import TransferPlan
 from headrace.protocol.messages import Cancel, Prefill, RefusalReason, Ticket
 
 
@@ -52,6 +53,7 @@ class Entry:
     landing: Landing
     ticket: Ticket
     prefiller: Prefiller
+    plan: TransferPlan
     expected: int
     target: int
     deadline: float
@@ -78,8 +80,10 @@ class Entry:
             request_id=request.request_id,
             lease=request.lease,
             token_ids=request.token_ids,
+            group=request.group,
             pages=request.pages,
             aux_slot=self.landing.slot,
+            seed=self.landing.seed,
             remaining_s=max(0.0, self.deadline - now),
         )
 

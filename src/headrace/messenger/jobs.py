@@ -54,6 +54,7 @@ class PrefillerStatistics:
     num_accepted: int
     num_refused: dict[str, int]  # by reason
     num_closed: int  # everything posted and completed
+    num_bytes_sent: tuple[int, ...]  # KV that each rank sent, of lists that were posted whole
     num_strange_messages: int  # malformed, or from somebody we do not know
 
 

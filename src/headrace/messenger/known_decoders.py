@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 
 from headrace.errors import HandshakeRefused, InputError
 from headrace.fabric.interface import Descriptor, Fabric, PeerId
-from headrace.kvcache.layout import PoolLayout
 from headrace.messenger.hello import Identity, check_hello, process_of
 from headrace.messenger.outcomes import PeerReady, PeerRefused
-from headrace.messenger.plan import Destination, Sharding, plan_transfer
+from headrace.messenger.plan import Plans, Side
 from headrace.messenger.process import ProcessName
 from headrace.messenger.slots import generation_of, is_newer, slot_of
 from headrace.protocol.messages import Hello, HelloRefused, Ticket, clipped, encode
@@ -38,7 +37,7 @@ class Decoder:
     uuid: str
     address: bytes
     epoch: int
-    destination: Destination
+    plans: Plans
     process: ProcessName
     tombstones: dict[int, Tombstone] = field(default_factory=dict)  # by slot, of this epoch
 
@@ -103,23 +102,23 @@ class KnownDecoders:
             return None
         peer = self._peer_of(hello, known)
         try:
-            pool = check_hello(self._identity, hello)
-            self._connect(peer, hello, pool)
+            side = check_hello(self._identity, hello)
+            self._connect(peer, hello, side)
         except HandshakeRefused as refusal:
             return self._refuse(hello, refusal, peer, now)
         self._refused.pop(hello.address, None)
-        destination = self._destination(hello, pool)
+        plans = Plans(self._identity.side, side)
         if known is None:
             known = self._by_uuid[hello.sender] = Decoder(
                 peer=peer,
                 uuid=hello.sender,
                 address=hello.address,
                 epoch=hello.epoch,
-                destination=destination,
+                plans=plans,
                 process=process_of(hello),
             )
         known.epoch = hello.epoch
-        known.destination = destination
+        known.plans = plans
         known.tombstones.clear()
         self._answer(known)
         return known, PeerReady(peer=known.peer, uuid=known.uuid, process=known.process)
@@ -130,21 +129,17 @@ class KnownDecoders:
         refused = self._refused.get(hello.address)
         return self._fabric.add_peer(hello.address) if refused is None else refused[0]
 
-    def _connect(self, peer: PeerId, hello: Hello, pool: PoolLayout) -> None:
+    def _connect(self, peer: PeerId, hello: Hello, side: Side) -> None:
         try:
             descriptor = Descriptor.decode(hello.descriptor)
         except InputError as error:
             raise HandshakeRefused("descriptor", str(error), f"{len(hello.descriptor)} bytes") from error
-        if descriptor.length < pool.total_bytes:
-            raise HandshakeRefused("descriptor", f"{pool.total_bytes} bytes, as the pool says", descriptor.length)
+        if descriptor.length < side.pool.total_bytes:
+            raise HandshakeRefused("descriptor", f"{side.pool.total_bytes} bytes, as the pool says", descriptor.length)
         try:
             self._fabric.connect(peer, descriptor)
         except InputError as error:  # another addressing mode, or a grant older than the one in use
             raise HandshakeRefused("descriptor", str(error), repr(descriptor.addressing)) from error
-
-    def _destination(self, hello: Hello, pool: PoolLayout) -> Destination:
-        theirs = Sharding(pool=pool, num_ranks=hello.pool.num_ranks)
-        return Destination(pool=pool, plan=plan_transfer(self._identity.sharding, theirs))
 
     def _answer(self, decoder: Decoder) -> None:
         answer = self._identity.hello(epoch=decoder.epoch, address=self._fabric.address, descriptor=b"")

@@ -16,7 +16,7 @@ from headrace.errors import HandshakeRefused
 from headrace.fabric.interface import Fabric, PeerId
 from headrace.messenger.hello import Identity, check_hello, process_of
 from headrace.messenger.outcomes import PeerReady, PeerRefused
-from headrace.messenger.plan import Sharding, TransferPlan, plan_transfer
+from headrace.messenger.plan import Plans
 from headrace.protocol.messages import Hello, HelloRefused, encode
 
 FIRST_REPEAT_S = 0.25
@@ -34,7 +34,7 @@ class Prefiller:
     state: Literal["silent", "greeting", "ready", "refused"] = "silent"  # silent: it could not be granted access yet
     is_ending: bool = False  # its access was taken away and may be used all the same: it is granted none anew
     uuid: str | None = None
-    plan: TransferPlan | None = None
+    plans: Plans | None = None
     repeat_at: float = 0.0
     repeat_after: float = FIRST_REPEAT_S
 
@@ -83,14 +83,11 @@ class KnownPrefillers:
         if prefiller is None or prefiller.state != "greeting" or hello.epoch != prefiller.epoch:
             return None
         try:
-            pool = check_hello(self._identity, hello)
+            side = check_hello(self._identity, hello)
         except HandshakeRefused as refusal:
             return self._refuse(prefiller, refusal.field, str(refusal))
         prefiller.uuid = hello.sender
-        prefiller.plan = plan_transfer(
-            Sharding(pool=pool, num_ranks=hello.pool.num_ranks),
-            self._identity.sharding,
-        )
+        prefiller.plans = Plans(side, self._identity.side)
         prefiller.state = "ready"
         return PeerReady(peer=prefiller.peer, uuid=hello.sender, process=process_of(hello))
 

@@ -1,7 +1,8 @@
 """Where a ticket's bytes land at the decoder: its pages, its slot, and whether what came is what was sent.
 
 Owns the ticket slots (imm counter and aux slot of the same number); holds the request's pages from the ticket's opening
-to its end, and gives them back to the pool that the loop shares with the engine. Knows no states: `decoder` says when.
+to its end, and gives them back to the pool of its data-parallel group, which the loop shares with the engine. Knows no
+states: `decoder` says when.
 
     take        the pages are held by the request; a slot is taken
     quarantine  a late write may reach them: neither the request's nor free
@@ -30,14 +31,16 @@ from headrace.protocol.messages import MAX_NAME, MOST_REMAINING_S, Ticket, is_na
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TicketRequest:
-    """What to fetch: the KV of positions [cached_len, n-1) of the n token ids, into `pages`, which are held once and
-    in no prefix index. `hashes` are of the prompt's whole pages from position 0, for the index when it is ready."""
+    """What to fetch: the KV of positions [cached_len, n-1) of the n token ids, into `pages` of this data-parallel
+    `group`, which are held once and in no prefix index. `hashes` are of the prompt's whole pages from position 0, for
+    the index when it is ready."""
 
     request_id: str
     prefiller: PeerId
     lease: str
     token_ids: tuple[int, ...]
     cached_len: int
+    group: int
     pages: tuple[int, ...]
     hashes: tuple[bytes, ...]
     remaining_s: float
@@ -51,16 +54,20 @@ class Landing:
     prompt: PromptPages
     slot: int
     imm: Imm
+    seed: int
     quarantined: bool = False
 
 
 class Landings:
-    """`memory` is the pool's memory as `[total_bytes] uint8`."""
+    """`pools` are the pages of each data-parallel group, `memory` that of all of them as `[total_bytes] uint8`."""
 
-    def __init__(self, *, layout: PoolLayout, pages: PagePool, memory: NDArray[np.uint8], rng: random.Random) -> None:
+    def __init__(
+        self, *, layout: PoolLayout, pools: Sequence[PagePool], memory: NDArray[np.uint8], rng: random.Random
+    ) -> None:
         self._layout = layout
-        self._pages = pages
+        self._pools = pools
         self._memory = memory
+        self._rng = rng
         self._slots = TicketSlots(layout.num_aux_slots, rng)
         self._taken: dict[Imm, Landing] = {}
 
@@ -68,12 +75,13 @@ class Landings:
         """None when every slot is in use. Raises InputError when there is nothing to fetch, or into wrong pages: all
         that the wire or a later step would not take is found here, before anything is taken."""
         prompt = self._check(request)
-        self._pages.require_private(request.pages)
+        self._pools[request.group].require_private(request.pages)
         taken = self._slots.try_take()
         if taken is None:
             return None
         slot, imm = taken
-        landing = self._taken[imm] = Landing(request=request, prompt=prompt, slot=slot, imm=imm)
+        seed = self._rng.getrandbits(32)
+        landing = self._taken[imm] = Landing(request=request, prompt=prompt, slot=slot, imm=imm, seed=seed)
         return landing
 
     def _check(self, request: TicketRequest) -> PromptPages:
@@ -84,6 +92,8 @@ class Landings:
                 "cached_len",
                 f"must be whole pages below the last prompt token ({prompt.num_prefilled}), is {request.cached_len}",
             )
+        if not 0 <= request.group < len(self._pools):
+            raise InputError("group", f"must be in 0..{len(self._pools) - 1}, is {request.group}")
         if len(request.pages) != prompt.num_sent:
             raise InputError("pages", f"must be {prompt.num_sent} for this prompt, are {len(request.pages)}")
         if len(set(request.pages)) < prompt.num_sent or not 0 <= min(request.pages) <= max(request.pages) < num_pages:
@@ -100,7 +110,7 @@ class Landings:
         return prompt
 
     def quarantine(self, landing: Landing) -> None:
-        self._pages.quarantine(landing.request.pages)
+        self._pool(landing).quarantine(landing.request.pages)
         landing.quarantined = True
 
     def keep(self, landing: Landing) -> None:
@@ -108,14 +118,17 @@ class Landings:
         prompt = landing.prompt
         hashes = landing.request.hashes[prompt.first : prompt.num_prefilled // prompt.page_size]
         for page, page_hash in zip(landing.request.pages, hashes, strict=False):
-            self._pages.try_index(page, page_hash)
+            self._pool(landing).try_index(page, page_hash)
 
     def free(self, landing: Landing) -> None:
         if landing.quarantined:
-            self._pages.readmit(landing.request.pages)
+            self._pool(landing).readmit(landing.request.pages)
             landing.quarantined = False
         else:
-            self._pages.release(landing.request.pages)
+            self._pool(landing).release(landing.request.pages)
+
+    def _pool(self, landing: Landing) -> PagePool:
+        return self._pools[landing.request.group]
 
     def give_back(self, landing: Landing) -> None:
         self._slots.give_back(landing.slot)
@@ -137,7 +150,8 @@ class Landings:
     def reads(self, landing: Landing, plan: TransferPlan) -> Sequence[PageReads]:
         """The ticket's messages where they landed."""
         pages = np.array(landing.request.pages, dtype=np.int64)
-        return [route.reads(pages) for route in plan.into(0)]
+        positions = np.arange(len(pages), dtype=np.int64)
+        return [route.reads(pages, positions) for route in plan.routes]
 
     def wrong_positions(self, landing: Landing, digests: Digests) -> list[int]:
         """Positions in the ticket whose bytes are not those that were sent."""
@@ -160,9 +174,10 @@ class Landings:
     def check(self) -> None:
         """Assert that slots and pages agree with what is taken."""
         assert self._slots.num_taken == len(self._taken), f"{self._slots!r}, {len(self._taken)} taken"
-        quarantined = self._pages.statistics().num_quarantined
-        assert self.num_quarantined_pages == quarantined, f"{self.num_quarantined_pages} quarantined: {self._pages!r}"
-        self._pages.check()
+        quarantined = sum(pool.statistics().num_quarantined for pool in self._pools)
+        assert self.num_quarantined_pages == quarantined, f"{self.num_quarantined_pages} quarantined: {self._pools!r}"
+        for pool in self._pools:
+            pool.check()
 
     def __repr__(self) -> str:
         return f"Landings({len(self._taken)} taken, {self.num_quarantined_pages} pages quarantined)"

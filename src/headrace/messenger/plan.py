@@ -1,142 +1,192 @@
 """The transfer plan: which bytes of which page go from where to where. One pure function used by both sides.
 
 The prefiller posts exactly the messages of the plan, the decoder counts exactly these; neither tells the other. A
-plan is a handful of routes, each a strided copy that holds for every page, so its cost does not grow with the prompt:
+plan is a handful of routes, each a strided copy that holds for every page, so its cost does not grow with the prompt.
+A route carries the heads that a source rank and a destination rank both hold; 4 heads, two ways:
+
+    tp 2 -> tp 4    rank 0: heads 0 1 --> rank 0, rank 1       tp 4 -> tp 2    rank 0: head 0 --> rank 0: first half
+                    rank 1: heads 2 3 --> rank 2, rank 3                       rank 1: head 1 --> rank 0: second half ..
+
+Ranks that hold the same heads (fewer heads than ranks; a latent, which every rank holds) form replica sets, each with
+one full copy. Of S source sets, destination set j reads set (j + seed) mod S: with as many destination sets, or a
+multiple, all send alike in every request; with fewer, only some do, and all alike over the requests.
+
+Which page travels when:
 
     page position  0 .. h/page_size | h/page_size .. p/page_size | .. ceil((n-1)/page_size)
                    decoder has it   | prefiller has it:          | computed: sent in the step
                    never sent       | sent at once               | that completes the page
-
-Equal sharding is one route a rank, whole pages. Other shardings add routes (head ranges, replica sets), not shapes.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
 
 from headrace.errors import InputError
 from headrace.fabric.interface import Indices, PageReads, Pages, PageWrites
-from headrace.kvcache.layout import PoolLayout, num_pages_for
+from headrace.kvcache.layout import LayerGroup, PoolLayout, num_pages_for
+from headrace.kvcache.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
-    """One side of a transfer: the pool of each rank (all alike) and the number of ranks."""
+class Side:
+    """One side of a transfer: who holds which heads, and where in the memory."""
 
+    sharding: Sharding
     pool: PoolLayout
-    num_ranks: int = 1
+
+    def __post_init__(self) -> None:
+        pool = self.pool
+        of_sharding = self.sharding.pool(
+            num_pages=pool.num_pages, num_aux_slots=pool.num_aux_slots, aux_slot_bytes=pool.aux_slot_bytes
+        )
+        if pool != of_sharding:
+            raise InputError("pool", f"must be that of its sharding, {of_sharding}, is {pool}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strided:
+    """Where one side's part of a route's pages begins, and how far layers and pages are apart."""
+
+    offset: int
+    layer_stride: int
+    page_stride: int
+
+    def of(self, pages: Indices) -> Pages:
+        return Pages(offset=self.offset, layer_stride=self.layer_stride, page_stride=self.page_stride, indices=pages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """For every page and every layer in [layer_begin, layer_end): one message of `length` bytes."""
+    """For every page and every one of `layers`: one message of `length` bytes."""
 
     src_rank: int
     dst_rank: int
     route: int  # number of the route, part of the message's hash seed
-    layer_begin: int
-    layer_end: int
-    src_offset: int
-    src_layer_stride: int
-    src_page_stride: int
-    dst_offset: int
-    dst_layer_stride: int
-    dst_page_stride: int
+    layers: range
+    src: Strided
+    dst: Strided
     length: int
 
     @property
     def messages_per_page(self) -> int:
-        return self.layer_end - self.layer_begin
+        return len(self.layers)
 
     def writes(self, *, src_pages: Indices, dst_pages: Indices, positions: Indices) -> PageWrites:
         """The prefiller's half: what to post for these pages (all three `[num_pages] int64`, aligned)."""
         return PageWrites(
-            src=Pages(
-                offset=self.src_offset,
-                layer_stride=self.src_layer_stride,
-                page_stride=self.src_page_stride,
-                indices=src_pages,
-            ),
-            dst=self._landing(dst_pages),
+            src=self.src.of(src_pages),
+            dst=self.dst.of(dst_pages),
             positions=positions,
-            layer_begin=self.layer_begin,
-            layer_end=self.layer_end,
+            layer_begin=self.layers.start,
+            layer_end=self.layers.stop,
             length=self.length,
             route=self.route,
         )
 
-    def reads(self, dst_pages: Indices) -> PageReads:
+    def reads(self, dst_pages: Indices, positions: Indices) -> PageReads:
         """The decoder's half: where the messages of a ticket's pages landed."""
         return PageReads(
-            pages=self._landing(dst_pages),
-            positions=np.arange(len(dst_pages), dtype=np.int64),
-            layer_begin=self.layer_begin,
-            layer_end=self.layer_end,
+            pages=self.dst.of(dst_pages),
+            positions=positions,
+            layer_begin=self.layers.start,
+            layer_end=self.layers.stop,
             length=self.length,
             route=self.route,
-        )
-
-    def _landing(self, dst_pages: Indices) -> Pages:
-        return Pages(
-            offset=self.dst_offset,
-            layer_stride=self.dst_layer_stride,
-            page_stride=self.dst_page_stride,
-            indices=dst_pages,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferPlan:
+    """Of one ticket."""
+
     routes: tuple[Route, ...]
 
-    def into(self, dst_rank: int) -> tuple[Route, ...]:
-        return tuple(route for route in self.routes if route.dst_rank == dst_rank)
+    def num_messages(self, num_pages: int) -> int:
+        """What the ticket's counter must reach for num_pages pages: the page messages and the aux write."""
+        return num_pages * sum(route.messages_per_page for route in self.routes) + 1
 
-    def num_messages(self, num_pages: int, dst_rank: int) -> int:
-        """What dst_rank's counter must reach for num_pages pages: the page messages and the aux write."""
-        return num_pages * sum(route.messages_per_page for route in self.into(dst_rank)) + 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """Where a prefiller writes: a decoder's pool, and the plan into it."""
-
-    pool: PoolLayout
-    plan: TransferPlan
+    def bytes_of(self, num_pages: int) -> Counter[int]:
+        """What each source rank sends of num_pages pages."""
+        sent: Counter[int] = Counter()
+        for route in self.routes:
+            sent[route.src_rank] += num_pages * route.messages_per_page * route.length
+        return sent
 
 
-def plan_transfer(src: Sharding, dst: Sharding) -> TransferPlan:
-    """The routes from every rank of `src` to every rank of `dst`.
+class Plans:
+    """The plans from `src` to `dst`, each made when the first ticket needs it: one for each destination group and each
+    rotation of the source's replica sets, whose number divides its ranks. Raises InputError where the two cannot
+    exchange pages."""
 
-    Raises InputError where the two cannot exchange pages: another layout of a page, or other ranks (only equal
-    sharding is planned so far).
+    def __init__(self, src: Side, dst: Side) -> None:
+        _require_alike(src.sharding, dst.sharding)
+        self.src = src
+        self.dst = dst
+        self._made: dict[tuple[int, int], TransferPlan] = {}
+
+    def of(self, *, group: int, seed: int) -> TransferPlan:
+        key = (group, seed % self.src.sharding.tp)
+        if key not in self._made:
+            self._made[key] = plan_transfer(self.src, self.dst, group=group, seed=seed)
+        return self._made[key]
+
+
+def plan_transfer(src: Side, dst: Side, *, group: int, seed: int) -> TransferPlan:
+    """The routes from `src` to the ranks of `dst`'s data-parallel `group`, for a ticket with this `seed`.
+
+    Raises InputError where there is no such group, or the two cannot exchange pages. Two shardings of the same heads
+    always can: each divides the heads evenly, so any two ranks have one range of them in common, or none.
     """
-    if src.num_ranks != dst.num_ranks:
-        raise InputError(
-            "num_ranks", f"source and destination must be sharded alike, are {src.num_ranks} and {dst.num_ranks}"
-        )
-    if src.pool.kv != dst.pool.kv:
-        raise InputError("kv", f"pages must be laid out alike, are {src.pool.kv} and {dst.pool.kv}")
-    kv = src.pool.kv
-    return TransferPlan(
-        routes=tuple(
-            Route(
-                src_rank=rank,
-                dst_rank=rank,
-                route=0,
-                layer_begin=0,
-                layer_end=kv.num_layers,
-                src_offset=src.pool.page_offset(0, 0),
-                src_layer_stride=src.pool.layer_stride,
-                src_page_stride=kv.page_bytes,
-                dst_offset=dst.pool.page_offset(0, 0),
-                dst_layer_stride=dst.pool.layer_stride,
-                dst_page_stride=kv.page_bytes,
-                length=kv.page_bytes,
+    _require_alike(src.sharding, dst.sharding)
+    if not 0 <= group < dst.sharding.dp:
+        raise InputError("group", f"must be in 0..{dst.sharding.dp - 1}, is {group}")
+    routes: list[Route] = []
+    layer_groups = zip(src.sharding.groups, dst.sharding.groups, src.pool.groups, dst.pool.groups, strict=True)
+    for src_heads, dst_heads, src_layers, dst_layers in layer_groups:
+        head_bytes = src_heads.kv.head_bytes
+        for src_place, dst_place, heads in _common_heads(src_heads, dst_heads, seed):
+            src_rank, dst_rank = src_heads.rank(0, src_place), dst_heads.rank(group, dst_place)
+            src_begin = (heads.start - src_heads.heads_of(src_place).start) * head_bytes
+            dst_begin = (heads.start - dst_heads.heads_of(dst_place).start) * head_bytes
+            routes.append(
+                Route(
+                    src_rank=src_rank,
+                    dst_rank=dst_rank,
+                    route=len(routes),
+                    layers=src_layers.layers,
+                    src=_strided(src.pool, src_layers, src_rank, src_begin),
+                    dst=_strided(dst.pool, dst_layers, dst_rank, dst_begin),
+                    length=len(heads) * head_bytes,
+                )
             )
-            for rank in range(src.num_ranks)
-        )
-    )
+    return TransferPlan(routes=tuple(routes))
+
+
+def _require_alike(src: Sharding, dst: Sharding) -> None:
+    ours, theirs = (src.kv, *src.further), (dst.kv, *dst.further)
+    if ours != theirs:
+        raise InputError("kv", f"must be the same model's on both sides, are {ours} and {theirs}")
+    if src.dp != 1:
+        raise InputError("dp", f"must be 1 at the source, where a prompt is on all ranks, is {src.dp}")
+
+
+def _common_heads(src: Sharding, dst: Sharding, seed: int) -> Iterator[tuple[int, int, range]]:
+    """(source place, destination place, heads): each destination's heads in order, from ranks of one replica set."""
+    num_held = src.local.num_kv_heads
+    for dst_place in range(dst.tp):
+        replica = (dst_place % dst.num_replicas + seed) % src.num_replicas
+        wanted = dst.heads_of(dst_place)
+        for shard in range(wanted.start // num_held, (wanted.stop - 1) // num_held + 1):
+            src_place = shard * src.num_replicas + replica
+            held = src.heads_of(src_place)
+            yield src_place, dst_place, range(max(held.start, wanted.start), min(held.stop, wanted.stop))
+
+
+def _strided(pool: PoolLayout, group: LayerGroup, rank: int, begin: int) -> Strided:
+    """From byte `begin` of each page on. Layers are counted from 0 through all groups: so is the offset."""
+    at = pool.page_offset(group.layers.start, 0, rank) - group.layers.start * group.layer_stride
+    return Strided(offset=at + begin, layer_stride=group.layer_stride, page_stride=group.kv.page_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

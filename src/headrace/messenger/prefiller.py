@@ -46,7 +46,8 @@ from headrace.protocol.messages import AnyMessage, Cancel, Hello, Prefill, Ticke
 
 
 class PrefillerMessenger:
-    """`memory` is the pool's memory as `[total_bytes] uint8`, the same that `fabric` serves."""
+    """`pages` are the same on all ranks; `memory` is that of all ranks as `[total_bytes] uint8`, the same that `fabric`
+    serves."""
 
     def __init__(
         self,
@@ -57,7 +58,6 @@ class PrefillerMessenger:
         memory: NDArray[np.uint8],
         options: PrefillerOptions = PrefillerOptions(),
     ) -> None:
-        identity.require_one_rank()
         self._fabric = fabric
         self._identity = identity
         self._layout = identity.pool
@@ -73,6 +73,7 @@ class PrefillerMessenger:
         self._now = 0.0
         self._counts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
+        self._bytes_of: Counter[int] = Counter()  # by rank
 
     # ---- what the role asks ------------------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ class PrefillerMessenger:
             completed = prompt.completed_by(chunk.begin, chunk.end)
             writes += [(job.transfer, write) for write in self._sources.writes(job.source, completed)]
             if chunk.end == prompt.num_prefilled:
-                last.append((job.transfer, self._layout.kv.num_layers, self._sources.last_write(job.source)))
+                last.append((job.transfer, self._layout.num_layers, self._sources.last_write(job.source)))
         if writes or last:
             self._fabric.submit_program(step, writes, last)
         return bool(writes or last)
@@ -235,6 +236,8 @@ class PrefillerMessenger:
         job.num_posted = event.num_posted
         job.num_unknown = event.num_failed
         job.reason = job.reason or event.text
+        if event.complete:
+            self._bytes_of += job.source.plan.bytes_of(job.source.prompt.num_sent)
         self._apply(job, life.list_done(complete=event.complete, num_failed=event.num_failed))
 
     def _on_message(self, wire: bytes) -> None:
@@ -308,8 +311,8 @@ class PrefillerMessenger:
 
     def _admit(self, job: Job, message: Prefill) -> None:
         """Take lease and source, or say why not in `job.refusal`: the lease ends with that."""
-        destination = job.decoder.destination
-        job.refusal = self._sources.why_not(message, destination) or self._over_the_cap(job.decoder)
+        plans = job.decoder.plans
+        job.refusal = self._sources.why_not(message, plans.dst) or self._over_the_cap(job.decoder)
         if job.refusal is not None:
             return
         # First, though it ends with a refusal too: taking a source evicts what others may hit.
@@ -318,7 +321,7 @@ class PrefillerMessenger:
             text = "lease: must be the request's own, unused, not over, and of as many tokens as the prompt"
             job.refusal = Refusal(reason="no_lease", text=text)
             return
-        source = self._sources.try_take(message, destination)
+        source = self._sources.try_take(message, plans)
         if source is None:
             text = "pages or aux slots of the prefiller are all in use"
             job.refusal = Refusal(reason="no_room", text=text, retry_after_s=self._options.retry_after_s)
@@ -454,6 +457,7 @@ class PrefillerMessenger:
             num_accepted=self._counts["accepted"],
             num_refused=dict(self._refusals),
             num_closed=self._counts["closed"],
+            num_bytes_sent=tuple(self._bytes_of[rank] for rank in range(self._layout.num_ranks)),
             num_strange_messages=self._counts["strange"],
         )
 

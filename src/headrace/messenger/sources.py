@@ -18,7 +18,7 @@ from headrace.kvcache.layout import PoolLayout, num_pages_for
 from headrace.kvcache.pages import PagePool
 from headrace.kvcache.prefix import hit_tokens, page_hashes
 from headrace.messenger.aux import DIGESTS_AT, AuxHeader, aux_bytes
-from headrace.messenger.plan import Destination, PromptPages
+from headrace.messenger.plan import Plans, PromptPages, Side, TransferPlan
 from headrace.protocol.messages import Prefill, RefusalReason
 
 
@@ -34,7 +34,8 @@ class Source:
     """What an accepted ticket holds here. `computed` is how far its steps are committed, in tokens from 0."""
 
     message: Prefill
-    destination: Destination
+    destination: Side
+    plan: TransferPlan
     prompt: PromptPages
     pages: tuple[int, ...]  # page table from position 0
     hashes: list[bytes]  # of the whole pages of [0, n-1)
@@ -57,16 +58,17 @@ class Sources:
         self._salt = salt
         self._free_staging = list(range(layout.num_aux_slots))
 
-    def why_not(self, message: Prefill, destination: Destination) -> Refusal | None:
+    def why_not(self, message: Prefill, destination: Side) -> Refusal | None:
         """What is wrong with the message itself, or too long for ever; None: it may be taken when there is room."""
         num_pages = num_pages_for(max(0, len(message.token_ids) - 1), self._layout.kv.page_size)
         if not 1 <= len(message.pages) <= num_pages:
             text = f"pages: must be 1..{num_pages} for this prompt, are {len(message.pages)}"
             return Refusal(reason="malformed", text=text)
-        if max(message.pages) >= destination.pool.num_pages or message.aux_slot >= destination.pool.num_aux_slots:
-            return Refusal(reason="malformed", text="pages, aux_slot: must lie in the pool that Hello named")
+        pool, dp = destination.pool, destination.sharding.dp
+        if max(message.pages) >= pool.num_pages or message.aux_slot >= pool.num_aux_slots or message.group >= dp:
+            return Refusal(reason="malformed", text="group, pages, aux_slot: must lie in the pool that Hello named")
         # Positions in the decoder's hit need no digest: the limit is told for a prompt without one.
-        aux_room = min(self._layout.aux_slot_bytes, destination.pool.aux_slot_bytes)
+        aux_room = min(self._layout.aux_slot_bytes, pool.aux_slot_bytes)
         most_pages = min(self._layout.num_pages, (aux_room - aux_bytes(0)) // 8)
         if num_pages > self._layout.num_pages or aux_bytes(len(message.pages)) > aux_room:
             limit = most_pages * self._layout.kv.page_size + 1
@@ -74,7 +76,7 @@ class Sources:
             return Refusal(reason="too_long", text=text)
         return None
 
-    def try_take(self, message: Prefill, destination: Destination) -> Source | None:
+    def try_take(self, message: Prefill, plans: Plans) -> Source | None:
         """Pages for the whole prompt and a staging slot, or None when there is no room. Checked by `why_not`."""
         if not self._free_staging:
             return None
@@ -91,7 +93,8 @@ class Sources:
         cached_len = hit_tokens(len(hits), num_tokens, page_size)
         source = Source(
             message=message,
-            destination=destination,
+            destination=plans.dst,
+            plan=plans.of(group=message.group, seed=message.seed),
             prompt=PromptPages(
                 num_tokens=num_tokens, cached_len=(num_pages - len(message.pages)) * page_size, page_size=page_size
             ),
@@ -113,7 +116,7 @@ class Sources:
         header = AuxHeader(
             ticket=source.message.ticket,
             cached_len=source.cached_len,
-            num_messages=source.destination.plan.num_messages(source.prompt.num_sent, dst_rank=0),
+            num_messages=source.plan.num_messages(source.prompt.num_sent),
         )
         header.pack_into(self._memory[self._layout.aux_slice(source.staging)])
 
@@ -125,8 +128,7 @@ class Sources:
         src_pages = np.array(source.pages[pages.start : pages.stop], dtype=np.int64)
         dst_pages = np.array(source.message.pages, dtype=np.int64)[positions]
         return [
-            route.writes(src_pages=src_pages, dst_pages=dst_pages, positions=positions)
-            for route in source.destination.plan.into(0)
+            route.writes(src_pages=src_pages, dst_pages=dst_pages, positions=positions) for route in source.plan.routes
         ]
 
     def last_write(self, source: Source) -> LastWrite:

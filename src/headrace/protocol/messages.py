@@ -12,12 +12,13 @@ import msgspec
 
 from headrace.errors import ProtocolFault
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 FabricRole = Literal["prefiller", "decoder"]
 Tier = Literal["interactive", "flex"]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Degree = Annotated[int, msgspec.Meta(ge=1, le=1024)]  # a plan has at most two routes a rank: their numbers are 16 bits
 MOST_REMAINING_S = 1e6
 MAX_NAME = 256
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_REMAINING_S)]
@@ -25,7 +26,7 @@ Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 Blob = Annotated[bytes, msgspec.Meta(max_length=512)]
 Uuid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]  # $ would let a newline follow
-Imm32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Bits32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Ticks = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # 31 bits of clock ticks are 248 days of uptime
 
 
@@ -34,7 +35,7 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     decoder: Uuid
     epoch: Count
-    imm: Imm32
+    imm: Bits32
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
@@ -43,18 +44,27 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sender: Uuid
 
 
-class PoolShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What must be known of a peer's KV pool to write into it. Sizes in bytes, counts, or as named."""
+class LayersShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole model's KV in a run of layers whose pages are alike."""
 
+    kind: Name
+    dtype: Name
+    page_size: Positive
     num_layers: Positive
     num_kv_heads: Positive
-    page_size: Positive
     head_dim: Positive
-    dtype: Name
+
+
+class PoolShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What must be known of a peer's KV pool to write into it: what the model has, how the ranks share it, and how many
+    pages each of them has. Sizes in bytes, counts, or as named."""
+
+    layers: Annotated[tuple[LayersShape, ...], msgspec.Meta(min_length=1, max_length=4)]
+    tp: Degree
+    dp: Degree
     num_pages: Positive
     num_aux_slots: Positive
     aux_slot_bytes: Positive
-    num_ranks: Positive
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -84,14 +94,17 @@ class HelloRefused(Message, frozen=True, kw_only=True):
 
 
 class Prefill(Message, frozen=True, kw_only=True):
-    """decoder -> prefiller. `pages` are the decoder's page ids for positions [h, n-1) of the n token ids, in order."""
+    """decoder -> prefiller. `pages` are page ids of the decoder's data-parallel `group` for positions [h, n-1) of the n
+    token ids, in order. `seed` says which replicas of the prefiller send (see `messenger.plan`)."""
 
     ticket: Ticket
     request_id: Name
     lease: Name
     token_ids: tuple[Count, ...]
+    group: Count
     pages: tuple[Count, ...]
     aux_slot: Count
+    seed: Bits32
     remaining_s: Seconds
 
 

@@ -23,6 +23,7 @@ from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pages import PagePool
 from headrace.kvcache.pool import layer_views
 from headrace.kvcache.prefix import PrefixIndex
+from headrace.kvcache.sharding import Sharding
 from headrace.messenger.hello import Identity
 from headrace.model.checkpoint import fingerprint, read_shape
 from headrace.model.footprint import own_footprint
@@ -126,6 +127,7 @@ def open_instance(options: InstanceOptions, *, wrap: WrapOps = as_they_are) -> I
                 identity=Identity.of_this_process(
                     role="prefiller" if options.role == "prefiller" else "decoder",
                     fingerprint=model_fingerprint,
+                    sharding=Sharding(kv=layout.kv),
                     pool=layout,
                 ),
                 shape=model.shape,

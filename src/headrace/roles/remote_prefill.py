@@ -68,7 +68,7 @@ class RemotePrefill:
         self._messenger = DecoderMessenger(
             fabric=self._fabric,
             identity=instance.identity,
-            pages=instance.pages,
+            pools=[instance.pages],
             memory=instance.memory.bytes,
             rng=random.Random(),
             options=DecoderOptions(verify_kv=options.verify_kv),
@@ -154,6 +154,7 @@ class RemotePrefill:
                 lease=lease,
                 token_ids=admission.token_ids,
                 cached_len=admission.cached_len,
+                group=0,
                 pages=pages,
                 hashes=admission.hashes,
                 remaining_s=remaining_s,
