@@ -104,9 +104,12 @@ def test_what_would_leave_the_pool_or_the_model_is_refused_by_row(wrong: dict[st
         batch_of(good, row(**{**GOOD, **wrong}))
 
 
-def test_a_batch_of_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="rows: must be at least one"):
-        batch_of()
+def test_a_batch_may_have_no_rows() -> None:
+    batch = batch_of()
+    assert (batch.num_rows, batch.num_tokens) == (0, 0)
+    assert batch.qo_indptr.tolist() == batch.page_indptr.tolist() == [0]
+    arrays = (batch.token_ids, batch.positions, batch.slots, batch.page_indices, batch.kv_lens, batch.logit_rows)
+    assert all(array.shape == (0,) and array.dtype == np.int64 for array in arrays)
 
 
 @pytest.mark.parametrize("make", [tuple, list, np.array], ids=["tuple", "list", "array"])

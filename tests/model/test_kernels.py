@@ -8,6 +8,7 @@ import pytest
 import torch
 from llama_oracle import config_of
 from native_worlds import needs_kernels
+from thread_ranks import in_ranks
 from transformers import LlamaForCausalLM
 
 from headrace.errors import InputError
@@ -18,6 +19,7 @@ from headrace.model.checkpoint import fingerprint
 from headrace.model.interface import Model
 from headrace.model.kernels import open_model
 from headrace.model.options import ComputeOptions
+from headrace.model.parallel import Parallel
 
 IDS = [5, 3, 99, 7, 7, 1, 2]
 
@@ -76,6 +78,25 @@ def test_who_comes_second_maps_what_the_first_packed(
     with opened(directory, options) as first, caplog.at_level(logging.INFO), opened(directory, options) as second:
         assert torch.equal(logits_of(first), logits_of(second))
     assert "shared with pid" in caplog.messages[1]
+
+
+@needs_kernels
+def test_each_rank_packs_its_part_for_itself(directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options, key = ComputeOptions(share_in=tmp_path / "weights"), fingerprint(directory, dtype="bf16")
+
+    def act(parallel: Parallel) -> torch.Tensor:
+        with open_model(directory, fingerprint=key, dtype="bf16", options=options, parallel=parallel) as model:
+            logits = logits_of(model)
+            parallel.group.all_gather(logits)  # until the other has packed, too
+            return logits
+
+    with opened(directory, options) as alone:
+        expected = logits_of(alone)
+    with caplog.at_level(logging.INFO):
+        results = in_ranks(act, tp=2)
+    assert sum("packed in" in message for message in caplog.messages) == 2
+    for logits in results:
+        torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)
 
 
 def test_fp32_is_computed_by_torch_and_native_ones_are_refused(

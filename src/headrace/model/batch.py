@@ -1,7 +1,8 @@
 """What one step computes, as plain rows and as the flat arrays that a model reads. Pure but for numpy.
 
 A row is one request's part of a step: a chunk of its prompt, or the one token of a decode. Rows are independent; a
-model computes all of them in one forward pass. In CSR form (STYLE's vocabulary), for R rows, T tokens, L logit rows:
+model computes all of them in one forward pass. There may be none: a rank without requests computes experts for others.
+In CSR form (STYLE's vocabulary), for R rows, T tokens, L logit rows:
 
     token_ids, positions, slots   [T]      slots: page_id * page_size + offset, where a token's KV goes
     qo_indptr                     [R + 1]  row r's tokens are [qo_indptr[r], qo_indptr[r + 1])
@@ -46,9 +47,9 @@ class Batch:
     @classmethod
     def of(cls, rows: Sequence[Row], *, page_size: int, num_pages: int, vocab_size: int) -> "Batch":
         """Raises InputError, naming the row, for whatever would read or write outside of the pool or the model."""
-        if not rows:
-            raise InputError("rows", "must be at least one")
-        token_ids, positions, slots, pages, logit_rows = [], [], [], [], []
+        nothing = np.empty(0, dtype=np.int64)
+        token_ids, positions, slots, pages = [nothing], [nothing], [nothing], [nothing]
+        logit_rows: list[int] = []
         qo_indptr, page_indptr, kv_lens = [0], [0], []
         for number, row in enumerate(rows):
             _check(number, row, page_size=page_size, num_pages=num_pages, vocab_size=vocab_size)

@@ -15,6 +15,9 @@ from headrace.model.checkpoint import StoredTensor
 STORED_DTYPE = "F8_E4M3"
 DTYPE = torch.float8_e4m3fn
 
+Part = tuple[range, range]
+"""Rows and columns of a matrix."""
+
 _SUFFIX = "_scale_inv"
 _SCALE_DTYPES = ("F32", "BF16")
 
@@ -62,16 +65,29 @@ def _require_blocks(
         raise InputError("model", f"{scales.file}: {scales_of(name)} {said}")
 
 
+def blocks_of(part: Part, block_size: tuple[int, int]) -> Part:
+    """The rows and columns of scales that a part of a weight is in, wherever it is cut."""
+    rows, columns = (range(own.start // size, -(-own.stop // size)) for own, size in zip(part, block_size, strict=True))
+    return rows, columns
+
+
 def dequantized(
-    weight: torch.Tensor, scales: torch.Tensor, block_size: tuple[int, int], dtype: torch.dtype
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    block_size: tuple[int, int],
+    dtype: torch.dtype,
+    *,
+    begin: tuple[int, int] = (0, 0),
 ) -> torch.Tensor:
     """`weight` `[R, C] fp8` times the `scales` `[blocks of R, blocks of C]` of its blocks -> `[R, C] dtype`, rounded
-    once, from fp32. By rows of blocks: beside the result, only one of them is in memory."""
+    once, from fp32. A part of a weight says where in the whole it begins, and has the scales of `blocks_of` it. By rows
+    of blocks: beside the result, only one of them is in memory."""
     num_rows, num_columns = block_size
+    cut_rows, cut_columns = begin[0] % num_rows, begin[1] % num_columns
     result = torch.empty(weight.shape, dtype=dtype)
     for number, scale in enumerate(scales.float()):
-        rows = slice(number * num_rows, (number + 1) * num_rows)
-        of_columns = scale.repeat_interleave(num_columns)[: weight.shape[1]]
+        rows = slice(max(0, number * num_rows - cut_rows), (number + 1) * num_rows - cut_rows)
+        of_columns = scale.repeat_interleave(num_columns)[cut_columns:][: weight.shape[1]]
         result[rows] = _values(weight[rows]) * of_columns
     return result
 

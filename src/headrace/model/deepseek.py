@@ -15,10 +15,13 @@ import torch
 from torch.nn import functional
 
 from headrace.model.expert_fields import Experts
-from headrace.model.expert_mlp import Choice, ExpertMlp, experts_of, packed_experts, with_experts
+from headrace.model.expert_mlp import Choice, experts_of, packed_experts, with_experts
+from headrace.model.expert_ranks import expert_mlp
 from headrace.model.latent_fields import LatentAttention
 from headrace.model.llama import Addition, GatedMlp, LayerAttention, Llama, Projection, gated_mlp
 from headrace.model.ops import Linear, Ops
+from headrace.model.parallel import ALONE, Parallel, summed
+from headrace.model.ranks import Ranks
 from headrace.model.shape import ModelShape
 from headrace.model.tensors import Tensors, decoder_tensor_shapes, layer_tensors
 
@@ -63,16 +66,22 @@ def mtp_tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def deepseek(shape: ModelShape, tensor: Tensors, ops: Ops) -> Llama:
+def deepseek(shape: ModelShape, tensor: Tensors, ops: Ops, parallel: Parallel = ALONE) -> Llama:
     experts = experts_of(shape)
 
-    def layer_mlp(number: int, weight: Tensors, ops: Ops) -> Addition:
+    def layer_mlp(number: int, weight: Tensors, ops: Ops, ranks: Ranks) -> Addition:
         if number not in experts.layers:
-            return gated_mlp(weight, ops)
+            return gated_mlp(weight, ops, ranks=ranks)
         bias = layer_tensors(tensor, number, "e_score_correction_bias") if experts.scores == "sigmoid" else None
-        return _sparse_mlp(weight, bias, experts, ops)
+        router = GroupedRouter(
+            weight=weight("mlp.gate").float(), bias=None if bias is None else bias("mlp.gate"), experts=experts
+        )
+        shared = gated_mlp(weight, ops, "mlp.shared_experts", ranks)
+        return _WithShared(
+            shared=shared, routed=expert_mlp(router, packed_experts(weight, experts, ops), experts, parallel)
+        )
 
-    return Llama(shape, tensor, ops, layer_mlp, _pack_attention)
+    return Llama(shape, tensor, ops, parallel, layer_mlp=layer_mlp, pack_attention=_pack_attention)
 
 
 def _latent_of(shape: ModelShape) -> LatentAttention:
@@ -105,7 +114,8 @@ class _LatentQkv:
 
     def apply(self, inputs: torch.Tensor) -> torch.Tensor:
         num_heads, nope_dim, kv_rank = self.keys.shape
-        queries = self.queries.apply(inputs).view(len(inputs), num_heads, -1)
+        queries = self.queries.apply(inputs)
+        queries = queries.view(len(inputs), num_heads, queries.shape[1] // num_heads)  # of no tokens too
         in_latents = torch.bmm(queries[..., :nope_dim].to(self.ops.dtype).transpose(0, 1), self.keys)  # [H, n, R]
         q = torch.cat((in_latents.transpose(0, 1).float(), queries[..., nope_dim:]), dim=-1)
         latent, turned = self.latent.apply(inputs).tensor_split([kv_rank], dim=-1)
@@ -125,7 +135,7 @@ class _LatentOut:
         self.out.add_to(x, torch.bmm(seen, self.values).transpose(0, 1).flatten(1))
 
 
-def _pack_attention(shape: ModelShape, weight: Tensors, bias: Tensors, ops: Ops) -> LayerAttention:
+def _pack_attention(shape: ModelShape, weight: Tensors, bias: Tensors, ops: Ops, ranks: Ranks) -> LayerAttention:
     latent = _latent_of(shape)
     of_latents = weight("self_attn.kv_b_proj").view(shape.num_heads, -1, latent.kv_rank)
     keys, values = of_latents.tensor_split([latent.nope_dim], dim=1)
@@ -136,7 +146,8 @@ def _pack_attention(shape: ModelShape, weight: Tensors, bias: Tensors, ops: Ops)
         latent=ops.linear(_in_halves(weight("self_attn.kv_a_proj_with_mqa"), latent.kv_rank, latent)),
         norm=weight("self_attn.kv_a_layernorm"),
     )
-    return LayerAttention(qkv=qkv, out=_LatentOut(values=values.mT, out=ops.linear(weight("self_attn.o_proj"))))
+    out = summed(ops.linear(weight("self_attn.o_proj")), ranks)
+    return LayerAttention(qkv=qkv, out=_LatentOut(values=values.mT, out=out))
 
 
 def _queries(latent: LatentAttention, weight: Tensors, ops: Ops) -> Projection:
@@ -188,9 +199,8 @@ class GroupedRouter:
         groups = self.experts.groups
         if groups is None:
             return wanted
-        by_group = wanted.view(
-            -1, groups.num_groups, self.experts.num_experts // groups.num_groups
-        )  # [n, groups, E / groups]
+        of_group = self.experts.num_experts // groups.num_groups
+        by_group = wanted.view(-1, groups.num_groups, of_group)  # [n, groups, E / groups]
         best = by_group.topk(num_counted).values.sum(-1).topk(groups.num_chosen).indices
         is_out = torch.ones(by_group.shape[:2], dtype=torch.bool).scatter_(1, best, False)
         return by_group.masked_fill(is_out[..., None], -torch.inf).flatten(1)
@@ -199,16 +209,8 @@ class GroupedRouter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WithShared:
     shared: GatedMlp
-    routed: ExpertMlp
+    routed: Addition
 
     def add_to(self, x: torch.Tensor, inputs: torch.Tensor) -> None:
         self.shared.add_to(x, inputs)
         self.routed.add_to(x, inputs)
-
-
-def _sparse_mlp(weight: Tensors, bias: Tensors | None, experts: Experts, ops: Ops) -> _WithShared:
-    router = GroupedRouter(
-        weight=weight("mlp.gate").float(), bias=None if bias is None else bias("mlp.gate"), experts=experts
-    )
-    shared = gated_mlp(weight, ops, "mlp.shared_experts")
-    return _WithShared(shared=shared, routed=ExpertMlp(router=router, experts=packed_experts(weight, experts, ops)))

@@ -32,7 +32,12 @@ class Experts:
     scores: Literal["softmax", "sigmoid"] = "softmax"  # sigmoid: a bias of each expert counts, for the choice alone
     groups: ExpertGroups | None = None  # None: all are chosen among
     scale: float = 1.0  # of the shares, in the end
-    num_shared: int = 0  # so many more that every token goes through, as one MLP of so many times the size
+    shared_size: int = 0  # of one more MLP, that every token goes through; 0: there is none
+    held: range | None = None  # by the rank whose part this is; None: all
+
+    @property
+    def own(self) -> range:
+        return self.held or range(self.num_experts)
 
 
 def experts(config: Config, num_layers: int) -> Experts:
@@ -77,7 +82,7 @@ def _deepseek_experts(
         scores=scores,
         groups=groups,
         scale=positive(config, "routed_scaling_factor"),
-        num_shared=count(config, "n_shared_experts"),
+        shared_size=count(config, "n_shared_experts") * count(config, "moe_intermediate_size"),
     )
 
 

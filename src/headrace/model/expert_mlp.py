@@ -73,7 +73,7 @@ def by_expert(choice: Choice, num_experts: int) -> Iterator[tuple[int, torch.Ten
 
 def packed_experts(weight: Tensors, experts: Experts, ops: Ops) -> list[GatedMlp]:
     """Of one layer's weights."""
-    return [gated_mlp(weight, ops, f"mlp.experts.{expert}") for expert in range(experts.num_experts)]
+    return [gated_mlp(weight, ops, f"mlp.experts.{expert}") for expert in experts.own]
 
 
 def with_experts(shape: ModelShape, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -81,9 +81,9 @@ def with_experts(shape: ModelShape, shapes: dict[str, tuple[int, ...]]) -> dict[
     them, as published: each expert's tensors are its own."""
     experts, hidden = experts_of(shape), shape.hidden_size
     inner = experts.intermediate_size
-    mlps = {f"experts.{expert}": inner for expert in range(experts.num_experts)}
-    if experts.num_shared:
-        mlps["shared_experts"] = inner * experts.num_shared
+    mlps = {f"experts.{expert}": inner for expert in experts.own}
+    if experts.shared_size:
+        mlps["shared_experts"] = experts.shared_size
     of_layer: dict[str, tuple[int, ...]] = {"gate.weight": (experts.num_experts, hidden)}
     if experts.scores == "sigmoid":
         of_layer["gate.e_score_correction_bias"] = (experts.num_experts,)

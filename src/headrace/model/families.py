@@ -5,12 +5,20 @@ Owns the table; `shape` knows the same architectures by their numbers, without t
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from headrace.model import deepseek, gemma3, llama, qwen3_moe
 from headrace.model.interface import Model
 from headrace.model.ops import Ops
+from headrace.model.parallel import ALONE, Parallel
 from headrace.model.shape import ModelShape
 from headrace.model.tensors import Tensors
+
+
+class MakeModel(Protocol):
+    """Of a rank, `shape` and the tensors are its part (`shard`)."""
+
+    def __call__(self, shape: ModelShape, tensor: Tensors, ops: Ops, parallel: Parallel = ALONE) -> Model: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +26,7 @@ class Family:
     """`unread`: what a checkpoint may have beside its tensors, all of it or nothing."""
 
     tensor_shapes: Callable[[ModelShape], dict[str, tuple[int, ...]]]
-    model: Callable[[ModelShape, Tensors, Ops], Model]
+    model: MakeModel
     unread: Callable[[ModelShape], dict[str, tuple[int, ...]]] = lambda shape: {}
 
 

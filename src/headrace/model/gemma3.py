@@ -14,6 +14,8 @@ import torch
 from headrace.model.batch import Batch
 from headrace.model.interface import AfterLayer, nothing_after
 from headrace.model.ops import Attention, GatedLinear, HeadNorms, Linear, Ops
+from headrace.model.parallel import ALONE, Parallel, packed_head, summed
+from headrace.model.ranks import Ranks
 from headrace.model.rotary import Rotary, rotary, rotation
 from headrace.model.shape import ModelShape
 from headrace.model.tensors import Tensors, decoder_tensor_shapes, layer_tensors
@@ -51,19 +53,21 @@ class _Sight:
 
 class Gemma3:
     """A `Model`. `tensor` yields those of `tensor_shapes` in the dtype of `ops`, each when it is packed: weights that
-    were read and weights that are packed are never all in memory at once."""
+    were read and weights that are packed are never all in memory at once. Of a rank, `shape` and tensors are its part.
+    """
 
-    def __init__(self, shape: ModelShape, tensor: Tensors, ops: Ops) -> None:
+    def __init__(self, shape: ModelShape, tensor: Tensors, ops: Ops, parallel: Parallel = ALONE) -> None:
         self.shape = shape
         self._ops = ops
         self._embedding = tensor("model.embed_tokens.weight")  # [V, C]
         # Rounded to the dtype of the embeddings, as in training: in bf16 it is 25.25 for 640, not 25.298.
         self._embedding_scale = torch.tensor(shape.hidden_size**0.5).to(self._embedding.dtype).float()
         self._layers = [
-            _layer(layer_tensors(tensor, number), ops, shape.rms_norm_eps) for number in range(shape.num_layers)
+            _layer(layer_tensors(tensor, number), ops, shape.rms_norm_eps, parallel.group)
+            for number in range(shape.num_layers)
         ]
         self._norm = _one_more(tensor("model.norm.weight"))
-        self._head = ops.linear(self._embedding if shape.tie_word_embeddings else tensor("lm_head.weight"))
+        self._head = packed_head(shape, self._embedding, tensor, ops, parallel)
         self._sights = _sights(shape)
         local = () if shape.local_attention is None else shape.local_attention.layers
         self._is_local = [number in local for number in range(shape.num_layers)]
@@ -105,16 +109,16 @@ def _sights(shape: ModelShape) -> dict[bool, _Sight]:
     return sights
 
 
-def _layer(weight: Tensors, ops: Ops, eps: float) -> _Layer:
+def _layer(weight: Tensors, ops: Ops, eps: float, ranks: Ranks) -> _Layer:
     return _Layer(
         before_attention=_one_more(weight("input_layernorm")),
         qkv=ops.linear(*(weight(f"self_attn.{part}_proj") for part in "qkv")),
         heads=HeadNorms(q=_one_more(weight("self_attn.q_norm")), k=_one_more(weight("self_attn.k_norm")), eps=eps),
-        out=ops.linear(weight("self_attn.o_proj")),
+        out=summed(ops.linear(weight("self_attn.o_proj")), ranks),
         after_attention=_one_more(weight("post_attention_layernorm")),
         before_mlp=_one_more(weight("pre_feedforward_layernorm")),
         gate_up=ops.gated_linear(weight("mlp.gate_proj"), weight("mlp.up_proj"), "gelu_tanh"),
-        down=ops.linear(weight("mlp.down_proj")),
+        down=summed(ops.linear(weight("mlp.down_proj")), ranks),
         after_mlp=_one_more(weight("post_feedforward_layernorm")),
     )
 

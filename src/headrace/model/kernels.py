@@ -22,7 +22,8 @@ from headrace.model.interface import Model
 from headrace.model.native_ops import NativeOps, why_not_native
 from headrace.model.ops import Ops
 from headrace.model.options import ComputeOptions
-from headrace.model.packed import PackedWeights, load_packed
+from headrace.model.packed import load_packed
+from headrace.model.parallel import ALONE, Parallel
 from headrace.model.shape import ModelShape
 from headrace.model.torch_ops import TorchOps
 from headrace.model.weights import load_model
@@ -43,46 +44,49 @@ def as_they_are(ops: Ops, told: str) -> Ops:
 
 @contextmanager
 def open_model(
-    directory: Path, *, fingerprint: str, dtype: KVDtype, options: ComputeOptions, wrap: WrapOps = as_they_are
+    directory: Path,
+    *,
+    fingerprint: str,
+    dtype: KVDtype,
+    options: ComputeOptions,
+    wrap: WrapOps = as_they_are,
+    parallel: Parallel = ALONE,
 ) -> Iterator[Model]:
-    """The directory's model, whose fingerprint is known, and what computes it. Raises InputError, naming what is
-    wrong."""
-    shape = read_shape(directory)
+    """The rank's part of the directory's model, whose fingerprint is known, and what computes it. Raises InputError,
+    naming what is wrong."""
+    shape = parallel.shard.of(read_shape(directory))
     reason = _why_torch(shape, dtype, options)
     if reason is not None:
         torch.set_num_threads(options.threads)
         told = f"torch ({reason}), {_placed(options)}"
         _log.info("kernels: %s", told)
-        yield load_model(directory, dtype=dtype, ops=wrap(TorchOps(shape, dtype), told))
+        yield load_model(directory, dtype=dtype, ops=wrap(TorchOps(shape, dtype), told), parallel=parallel)
         return
     torch.set_num_threads(1)  # what is left to it is small, and its idle threads spin
     kernels = _cpu.Kernels(_cpu.instruction_sets()[0], options.cpus, options.threads)
     told = f"native ({kernels.instruction_set}), {_placed(options)}"
     _log.info("kernels: %s", told)
     with closing(kernels):
-        model, packed = _load(
-            directory,
-            lambda packed: wrap(NativeOps(shape, kernels, packed.region), told),
-            fingerprint,
-            options.share_in,
+        begin = time.monotonic()
+        model, packed = load_packed(
+            _packed_key(fingerprint, parallel),
+            lambda packed: load_model(
+                directory, dtype="bf16", ops=wrap(NativeOps(shape, kernels, packed.region), told), parallel=parallel
+            ),
+            capacity_bytes=_capacity_bytes(directory),
+            directory=options.share_in,
+            read=_read_gbps,
         )
+        _log.info("weights: %s", packed.told(time.monotonic() - begin))
         with closing(packed):
             yield model
 
 
-def _load(
-    directory: Path, ops_in: Callable[[PackedWeights], Ops], fingerprint: str, share_in: Path | None
-) -> tuple[Model, PackedWeights]:
-    begin = time.monotonic()
-    model, packed = load_packed(
-        f"{fingerprint} packing {_PACKING}",
-        lambda packed: load_model(directory, dtype="bf16", ops=ops_in(packed)),
-        capacity_bytes=_capacity_bytes(directory),
-        directory=share_in,
-        read=_read_gbps,
-    )
-    _log.info("weights: %s", packed.told(time.monotonic() - begin))
-    return model, packed
+def _packed_key(fingerprint: str, parallel: Parallel) -> str:
+    """Names what is packed: of several ranks, each packs its part."""
+    shard = parallel.shard
+    part = f" rank {shard.rank} of {shard.dp} x {shard.tp}" if shard.num_ranks > 1 else ""
+    return f"{fingerprint} packing {_PACKING}{part}"
 
 
 def _capacity_bytes(directory: Path) -> int:

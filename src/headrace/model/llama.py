@@ -15,6 +15,8 @@ import torch
 from headrace.model.batch import Batch
 from headrace.model.interface import AfterLayer, nothing_after
 from headrace.model.ops import GatedLinear, HeadNorms, Linear, Ops
+from headrace.model.parallel import ALONE, Parallel, packed_head, summed
+from headrace.model.ranks import Ranks
 from headrace.model.rotary import rotary, rotation
 from headrace.model.shape import ModelShape
 from headrace.model.tensors import Tensors, decoder_tensor_shapes, layer_tensors
@@ -62,30 +64,30 @@ class GatedMlp:
         self.down.add_to(x, self.gate_up.apply(inputs))
 
 
-def gated_mlp(weight: Tensors, ops: Ops, name: str = "mlp") -> GatedMlp:
-    """Of the tensors below `name` in a layer."""
+def gated_mlp(weight: Tensors, ops: Ops, name: str = "mlp", ranks: Ranks = ALONE.group) -> GatedMlp:
+    """Of the tensors below `name` in a layer, cut over `ranks`."""
     return GatedMlp(
         gate_up=ops.gated_linear(weight(f"{name}.gate_proj"), weight(f"{name}.up_proj")),
-        down=ops.linear(weight(f"{name}.down_proj")),
+        down=summed(ops.linear(weight(f"{name}.down_proj")), ranks),
     )
 
 
-LayerMlp = Callable[[int, Tensors, Ops], Addition]
-"""Packs the MLP of the layer of that number, whose weights these are."""
+LayerMlp = Callable[[int, Tensors, Ops, Ranks], Addition]
+"""Packs the MLP of the layer of that number, whose weights these are, cut over the ranks."""
 
-PackAttention = Callable[[ModelShape, Tensors, Tensors, Ops], LayerAttention]
-"""Packs a layer's, of these weights and biases."""
-
-
-def _same_in_every_layer(number: int, weight: Tensors, ops: Ops) -> Addition:
-    return gated_mlp(weight, ops)
+PackAttention = Callable[[ModelShape, Tensors, Tensors, Ops, Ranks], LayerAttention]
+"""Packs a layer's, of these weights and biases, with its heads cut over the ranks."""
 
 
-def _by_heads(shape: ModelShape, weight: Tensors, bias: Tensors, ops: Ops) -> LayerAttention:
+def _same_in_every_layer(number: int, weight: Tensors, ops: Ops, ranks: Ranks) -> Addition:
+    return gated_mlp(weight, ops, ranks=ranks)
+
+
+def _by_heads(shape: ModelShape, weight: Tensors, bias: Tensors, ops: Ops, ranks: Ranks) -> LayerAttention:
     biases = torch.cat([bias(f"self_attn.{part}_proj") for part in "qkv"]) if shape.has_qkv_bias else None
     return LayerAttention(
         qkv=ops.linear(*(weight(f"self_attn.{part}_proj") for part in "qkv"), bias=biases),
-        out=ops.linear(weight("self_attn.o_proj")),
+        out=summed(ops.linear(weight("self_attn.o_proj")), ranks),
         heads=_head_norms(weight, shape.rms_norm_eps) if shape.has_head_norms else None,
     )
 
@@ -100,13 +102,16 @@ class _Layer:
 
 class Llama:
     """A `Model`. `tensor` yields those of `tensor_shapes` in the dtype of `ops`, each when it is packed: weights that
-    were read and weights that are packed are never all in memory at once."""
+    were read and weights that are packed are never all in memory at once. Of a rank, `shape` and tensors are its part.
+    """
 
     def __init__(
         self,
         shape: ModelShape,
         tensor: Tensors,
         ops: Ops,
+        parallel: Parallel = ALONE,
+        *,
         layer_mlp: LayerMlp = _same_in_every_layer,
         pack_attention: PackAttention = _by_heads,
     ) -> None:
@@ -119,13 +124,13 @@ class Llama:
             self._layers.append(
                 _Layer(
                     attention_norm=weight("input_layernorm"),
-                    attention=pack_attention(shape, weight, bias, ops),
+                    attention=pack_attention(shape, weight, bias, ops, parallel.group),
                     mlp_norm=weight("post_attention_layernorm"),
-                    mlp=layer_mlp(number, weight, ops),
+                    mlp=layer_mlp(number, weight, ops, parallel.group),
                 )
             )
         self._norm = tensor("model.norm.weight")
-        self._head = ops.linear(self._embedding if shape.tie_word_embeddings else tensor("lm_head.weight"))
+        self._head = packed_head(shape, self._embedding, tensor, ops, parallel)
         self._rotary = rotary(shape.rope_theta, shape.rotary_dim, shape.rope_scaling)
 
     @torch.inference_mode()

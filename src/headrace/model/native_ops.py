@@ -173,7 +173,7 @@ class NativeAttention:
 
 def _num_pages(batch: Batch) -> int:
     """The model has checked that the views hold them all."""
-    return int(batch.page_indices.max()) + 1
+    return int(batch.page_indices.max(initial=0)) + 1
 
 
 def _require(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

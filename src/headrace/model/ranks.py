@@ -19,7 +19,8 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, x: torch.Tensor) -> None:
-        """The sum of all ranks' `x`, in place, bit by bit the same on all of them."""
+        """The sum of all ranks' `x`, in place, added up in order of rank: bit by bit the same on all of them, and of
+        each element whatever stands beside it."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:

@@ -44,6 +44,7 @@ class ModelShape:
     experts: Experts | None = None  # None: every layer has one MLP, of intermediate_size
     latent: LatentAttention | None = None  # None: pages hold each KV head's keys and values
     num_mtp_layers: int = 0  # behind the others, for drafts: nothing is computed with them
+    head_rows: int | None = None  # of a rank's part of the head; None: all of vocab_size
     max_model_len: int
     tie_word_embeddings: bool
     bos_token_id: int | None
@@ -92,6 +93,11 @@ class ModelShape:
     def rotary_dim(self) -> int:
         """Of a head's query and key, what turns."""
         return self.latent.rope_dim if self.latent else self.head_dim
+
+    @property
+    def head_size(self) -> int:
+        """Tokens whose logits are computed."""
+        return self.head_rows or self.vocab_size
 
     def kv_layout(self, page_size: int, dtype: KVDtype) -> KVLayout:
         return KVLayout(

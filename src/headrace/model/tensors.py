@@ -36,7 +36,7 @@ def decoder_tensor_shapes(
     }
     shapes = {"model.embed_tokens.weight": (shape.vocab_size, hidden), "model.norm.weight": (hidden,)}
     if not shape.tie_word_embeddings:
-        shapes["lm_head.weight"] = (shape.vocab_size, hidden)
+        shapes["lm_head.weight"] = (shape.head_size, hidden)
     for number in range(shape.num_layers):
         shapes |= {f"model.layers.{number}.{name}": size for name, size in of_layer.items()}
     return shapes

@@ -99,7 +99,7 @@ class TorchAttention:
             kv = self._step.gathered(part, view)[:, :, : part.num_keys]
             k, v = kv[:, 0::2], kv[:, 1::2]  # K and V of a head are neighbours
             out.index_copy_(0, part.tokens, _seen(part, q, k, v, self._scale))
-        return out.view(len(q), -1)
+        return out.flatten(1)
 
 
 class TorchLatentAttention:

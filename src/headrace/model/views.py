@@ -17,7 +17,7 @@ def checked_page_size(views: Sequence[torch.Tensor], batch: Batch, shape: ModelS
     assert tuple(page_shape) == shape.kv_layout(page_size, "bf16").page_shape, f"{views[0].shape}"
     assert all(view.shape == views[0].shape and view.is_contiguous() for view in views), "views differ"
     assert all(view.dtype == dtype for view in views), "views are not of the model's dtype"
-    assert int(batch.page_indices.max()) < num_pages, "the batch was made for a larger pool"
+    assert int(batch.page_indices.max(initial=0)) < num_pages, "the batch was made for a larger pool"
     pages_of_rows = [num_pages_for(kv_len, page_size) for kv_len in batch.kv_lens.tolist()]
     assert np.diff(batch.page_indptr).tolist() == pages_of_rows, "the batch was made for another page size"
     return page_size

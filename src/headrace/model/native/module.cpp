@@ -158,7 +158,7 @@ class Step {
 
  private:
   static void check_indptr(const char* field, const std::vector<std::int64_t>& indptr, long end) {
-    require(indptr.size() >= 2 && indptr.front() == 0 && indptr.back() == end, field, "must lead from 0 to the end");
+    require(!indptr.empty() && indptr.front() == 0 && indptr.back() == end, field, "must lead from 0 to the end");
     for (std::size_t i = 1; i < indptr.size(); i++)
       require(indptr[i] > indptr[i - 1], field, "must rise from row to row");
   }
