@@ -2,6 +2,7 @@
 
 `InputError`     the user or caller: a field is wrong, the message names it and what would be right
 `FabricError`    the operator: a link, provider or peer failed; carries the provider's code, text and the call
+`RankLost`       the operator: a process of an instance of several ranks died or hangs, and the instance ends with it
 `ProtocolFault`  the peer's authors: the other side broke PROTOCOL's rules; its access is revoked
 `Closed`         nobody: we closed it ourselves and somebody used it afterwards
 """
@@ -27,6 +28,10 @@ class FabricError(HeadraceError):
         self.call = call
         self.code = code
         self.text = text
+
+
+class RankLost(HeadraceError):
+    """A rank of this instance is gone or does nothing any more: no further step can be computed."""
 
 
 class HandshakeRefused(HeadraceError):

@@ -20,6 +20,9 @@ OPTIONS = ServeOptions(
     prefillers=None,
     decoders=1,
     colocated=False,
+    prefiller_tp=None,
+    decoder_tp=1,
+    decoder_dp=1,
     model="tiny",
     served_name="tiny",
     host="127.0.0.1",
@@ -203,7 +206,7 @@ def test_each_instance_gets_cpus_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cpus", [(0,), (0, 1, 2)])
 def test_cpus_are_as_many_as_threads(cpus: tuple[int, ...]) -> None:
     with pytest.raises(
-        InputError, match=f"^cpus: must be one for each of 2 instances of 1 threads, 2 in all, are {len(cpus)}$"
+        InputError, match=f"^cpus: must be one for each of 2 ranks of 1 threads, 2 in all, are {len(cpus)}$"
     ):
         serve(replace(OPTIONS, threads=1, cpus=cpus))
 

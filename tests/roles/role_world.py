@@ -117,9 +117,9 @@ class Running:
 
     async def idle(self) -> None:
         await until(lambda: self.is_idle, f"nothing is held: {self.status}")
-        self.instance.pages.check()
+        self.instance.pools[0].check()
         if isinstance(self.role, Decoder):
-            self.role._engine.check()
+            self.role._groups.check()
             assert not self.role._served
             if self.role._remote is not None:
                 self.role._remote.check()

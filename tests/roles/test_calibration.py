@@ -75,7 +75,7 @@ async def calibrated(world: World, clock: Clock) -> MeasuredCost:
     running = await world.colocated(max_stall_s=None)
     costs = MeasuredCost()
     await calibrate(running.instance, costs, clock=clock)
-    assert running.instance.pages.num_free_or_cached == NUM_PAGES
+    assert running.instance.pools[0].num_free_or_cached == NUM_PAGES
     return costs
 
 
@@ -101,13 +101,13 @@ async def test_the_pool_is_as_it_was_when_a_step_fails(world: World) -> None:
     running.model.fail_next = True
     with pytest.raises(RuntimeError, match="out of order"):
         await calibrate(running.instance, MeasuredCost())
-    assert running.instance.pages.num_free_or_cached == NUM_PAGES
+    assert running.instance.pools[0].num_free_or_cached == NUM_PAGES
 
 
 @in_world
 async def test_an_instance_with_a_budget_knows_what_steps_cost_when_it_announces_itself(world: World) -> None:
     bounded, free = await world.colocated(tpot_s=10.0), await world.colocated()
-    known = [running.role._engine.costs.cost for running in (bounded, free)]  # type: ignore[union-attr]
+    known = [running.role._groups.costs.cost for running in (bounded, free)]  # type: ignore[union-attr]
     assert known[0] is not None and known[1] is None
     for running in (bounded, free):
         asked = world.gateway.generate(running.uuid, prompt(50), 6)
@@ -123,7 +123,7 @@ async def test_cancelled_it_gives_its_pages_back(world: World) -> None:
     calibrating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calibrating
-    assert running.instance.pages.num_free_or_cached == NUM_PAGES
+    assert running.instance.pools[0].num_free_or_cached == NUM_PAGES
 
 
 @in_world

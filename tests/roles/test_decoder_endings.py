@@ -47,7 +47,7 @@ async def in_state(state: str, world: World) -> tuple[Asked, Running]:
         other = gateway.generate(decoder.uuid, prompt(14, seed=1), 40)
         await gateway.accepted(other)
         asked.use(None)
-        await until(lambda: decoder.role._engine.statistics().num_waiting == 1, "there is no room for it")
+        await until(lambda: decoder.role._groups.statistics().num_waiting == 1, "there is no room for it")
     return asked, decoder
 
 

@@ -152,7 +152,7 @@ async def test_in_bf16_what_was_fetched_is_bit_for_bit_what_is_computed_here(wor
 def cached_bytes(running: Running, token_ids: Sequence[int]) -> np.ndarray:
     """KV of the prompt's whole pages, layer by layer."""
     instance = running.instance
-    pages = instance.pages.prefix.lookup(page_hashes(token_ids[:-1], PAGE, instance.salt))
+    pages = instance.pools[0].prefix.lookup(page_hashes(token_ids[:-1], PAGE, instance.salt))
     assert len(pages) == (len(token_ids) - 1) // PAGE
     layout = instance.layout
     places = [layout.page_offset(layer, page) for layer in range(layout.kv.num_layers) for page in pages]

@@ -25,13 +25,13 @@ async def test_a_step_that_nobody_waits_for_any_more_ends_with_its_layer(world: 
     running = await world.colocated()
     model, layers = running.model, []
     model.hold_after(0)
-    computing = asyncio.create_task(running.instance.compute(rows(), layers.append))
+    computing = asyncio.create_task(running.instance.compute([rows()], layers.append))
     await until(lambda: model.num_waiting == 1, "the first layer is done")
     computing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await computing
     model.open()
-    assert await running.instance.compute(rows(), lambda layer: layers.append(10 + layer)) == []
+    assert await running.instance.compute([rows()], lambda layer: layers.append(10 + layer)) == [[]]
     assert layers == [0, 10, 11]
 
 
@@ -39,7 +39,7 @@ async def test_a_step_that_nobody_waits_for_any_more_ends_with_its_layer(world: 
 async def test_steps_are_computed_one_after_the_other(world: World) -> None:
     running = await world.colocated()
     layers: list[int] = []
-    steps = (running.instance.compute(rows(), lambda layer, n=n: layers.append(10 * n + layer)) for n in range(3))
+    steps = (running.instance.compute([rows()], lambda layer, n=n: layers.append(10 * n + layer)) for n in range(3))
     await asyncio.gather(*steps)
     assert layers == [0, 1, 10, 11, 20, 21]
 

@@ -123,9 +123,9 @@ async def test_a_prefiller_stopped_while_it_sends_writes_into_nobodys_page_when_
     assert await asked.text() == world.reference.text(prompt(LENGTH), 5)
     await until(lambda: decoder.gauge("pages_held") == 0, "it has ended")
     # Where it has our memory mapped it lets go of it when it wakes; until then its pages are nobody's.
-    num_quarantined = len(decoder.instance.pages._quarantined)
+    num_quarantined = len(decoder.instance.pools[0]._quarantined)
     assert num_quarantined == (LENGTH // PAGE if world.transport == "mapped" else 0)
-    others = sorted(set(range(NUM_PAGES)) - decoder.instance.pages._quarantined)
+    others = sorted(set(range(NUM_PAGES)) - decoder.instance.pools[0]._quarantined)
     before = bytes_of(decoder, others)
     os.kill(prefiller.process.pid, signal.SIGCONT)
     world.gateway.name_prefillers(decoder.uuid, prefiller.uuid)

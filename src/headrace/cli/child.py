@@ -91,11 +91,3 @@ async def guard_of(directory: Path) -> AsyncIterator[Running]:
             await guard.wait()
     finally:
         os.close(held)
-
-
-def described(status: int) -> str:
-    """An exit status in words."""
-    if status >= 0:
-        return f"ended with status {status}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {names.get(-status, f'signal {-status}')}"

@@ -63,6 +63,9 @@ def serve_command(
     prefillers: opt.Prefillers = None,
     decoders: opt.Decoders = 1,
     colocated: opt.Colocated = False,
+    prefiller_tp: opt.PrefillerTpIfSplit = None,
+    decoder_tp: opt.DecoderTp = INSTANCE.tp,
+    decoder_dp: opt.DecoderDp = INSTANCE.dp,
     model: opt.ModelName = BUILTIN_NAME,
     served_name: opt.ServedName = None,
     dtype: opt.Dtype = INSTANCE.dtype,
@@ -102,6 +105,9 @@ def serve_command(
         prefillers=prefillers,
         decoders=decoders,
         colocated=colocated,
+        prefiller_tp=prefiller_tp,
+        decoder_tp=decoder_tp,
+        decoder_dp=decoder_dp,
         transfer=cast("Transfer | None", transfer),
         verify_kv=verify_kv,
         transports=transports.names if transports else None,
@@ -163,6 +169,7 @@ def prefiller(
     served_name: opt.ServedName = None,
     dtype: opt.Dtype = INSTANCE.dtype,
     kernels: opt.Kernels = INSTANCE.kernels,
+    tp: opt.Tp = INSTANCE.tp,
     max_model_len: opt.MaxModelLen = None,
     gateway: opt.Gateways = None,
     fabric_host: opt.FabricHosts = None,
@@ -192,6 +199,7 @@ def prefiller(
         model=served_name or default_served_name(model),
         dtype=cast("KVDtype", dtype),
         kernels=cast("KernelChoice", kernels),
+        tp=tp,
         max_model_len=max_model_len,
         transfer=cast("Transfer", transfer),
         page_size=page_size,
@@ -199,7 +207,7 @@ def prefiller(
         max_running=max_running,
         kv_memory_bytes=kv_memory,
         threads=threads,
-        cpus=opt.cpus_of(cpus.numbers if cpus else (), num_threads=threads),
+        cpus=opt.cpus_of(cpus.numbers if cpus else (), num_threads=threads, num_ranks=tp),
         share_weights_in=shared_weights_directory(),
     )
     from headrace.roles.prefiller import run_prefiller  # function-local: see gateway
@@ -215,6 +223,8 @@ def decoder(
     served_name: opt.ServedName = None,
     dtype: opt.Dtype = INSTANCE.dtype,
     kernels: opt.Kernels = INSTANCE.kernels,
+    tp: opt.Tp = INSTANCE.tp,
+    dp: opt.Dp = INSTANCE.dp,
     max_model_len: opt.MaxModelLen = None,
     gateway: opt.Gateways = None,
     fabric_host: opt.FabricHosts = None,
@@ -257,6 +267,8 @@ def decoder(
         model=served_name or default_served_name(model),
         dtype=cast("KVDtype", dtype),
         kernels=cast("KernelChoice", kernels),
+        tp=tp,
+        dp=dp,
         max_model_len=max_model_len,
         verify_kv=INSTANCE.verify_kv if verify_kv is None else verify_kv,
         page_size=page_size,
@@ -266,12 +278,29 @@ def decoder(
         max_stall_s=_in_seconds(max_stall_ms),
         kv_memory_bytes=kv_memory,
         threads=threads,
-        cpus=opt.cpus_of(cpus.numbers if cpus else (), num_threads=threads),
+        cpus=opt.cpus_of(cpus.numbers if cpus else (), num_threads=threads, num_ranks=tp * dp),
         share_weights_in=shared_weights_directory(),
     )
     from headrace.roles.decoder import run_decoder  # function-local: see gateway
 
     run_decoder(options)
+
+
+@app.command(hidden=True)
+def rank(
+    *,
+    name: opt.ProcessName,
+    log_level: opt.LogLevel,
+    lead_pid: opt.Handed,
+    lead_fd: opt.Handed,
+    pulse_fd: opt.Handed,
+    steps_fd: opt.Handed,
+) -> None:
+    """A rank of an instance, started by its lead with what it needs."""
+    configure_logging(log_level, name or _default_name("rank"))
+    from headrace.roles.rank import run_rank  # function-local: see gateway
+
+    run_rank(lead_pid=lead_pid, lead_fd=lead_fd, pulse_fd=pulse_fd, steps_fd=steps_fd)
 
 
 app.command("profile-step")(profile_step_command)

@@ -42,6 +42,7 @@ PROCESS_PANEL = "Processes"
 
 MOST_TOKENS = 2**20
 MOST_REQUESTS = 2**16
+MOST_RANKS = 64
 
 
 def _option(names: str, metavar: str | None, help_text: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 (typer's)
@@ -87,14 +88,14 @@ PageSize = Annotated[
 ChunkTokens = Annotated[
     int,
     _option(
-        *("--chunk-tokens", "TOKENS", "Prompt tokens computed in one step, at most.", MEMORY_PANEL),
+        *("--chunk-tokens", "TOKENS", "Prompt tokens computed in one step of a group, at most.", MEMORY_PANEL),
         parser=whole_number(least=1, most=MOST_TOKENS),
     ),
 ]
 MaxRunning = Annotated[
     int,
     _option(
-        *("--max-running", "N", "Requests that hold KV pages at once, at most.", MEMORY_PANEL),
+        *("--max-running", "N", "Requests that hold KV pages of a group at once, at most.", MEMORY_PANEL),
         parser=whole_number(least=1, most=MOST_REQUESTS),
     ),
 ]
@@ -119,7 +120,7 @@ MaxStallMs = Annotated[
 KVMemory = Annotated[
     int,
     _option(
-        *("--kv-memory", "SIZE", "KV memory of an instance: 512MiB, 2GB, or bytes.", MEMORY_PANEL),
+        *("--kv-memory", "SIZE", "KV memory of an instance, all ranks: 512MiB, 2GB, or bytes.", MEMORY_PANEL),
         parser=size_in_bytes,
         show_default=in_units(INSTANCE_DEFAULTS.kv_memory_bytes),
     ),
@@ -127,7 +128,7 @@ KVMemory = Annotated[
 Threads = Annotated[
     int,
     _option(
-        *("--threads", "N", "CPU threads that compute, for an instance.", MEMORY_PANEL),
+        *("--threads", "N", "CPU threads that compute, for each rank.", MEMORY_PANEL),
         parser=whole_number(least=1, most=1024),
     ),
 ]
@@ -143,12 +144,23 @@ Kernels = Annotated[
 Cpus = Annotated[
     CpuNumbers | None,
     _option(
-        *("--cpus", "LIST", "CPUs of the threads, in order: 0,2-5; without it, wherever the system puts them."),
+        *("--cpus", "LIST", "CPUs of all ranks' threads, in order: 0,2-5; without it, wherever the system puts them."),
         MEMORY_PANEL,
         parser=cpu_list,
         show_default=False,
     ),
 ]
+
+
+def _ranks(name: str, help_text: str, **more: Any) -> Any:  # noqa: ANN401 (typer's)
+    return _option(name, "N", help_text, PROCESS_PANEL, parser=whole_number(least=1, most=MOST_RANKS), **more)
+
+
+Tp = Annotated[int, _ranks("--tp", "Ranks (processes) that share each layer, its KV heads and its experts.")]
+Dp = Annotated[int, _ranks("--dp", "Groups of such ranks, each with requests of its own; experts are shared by all.")]
+PrefillerTpIfSplit = Annotated[int | None, _ranks("--prefiller-tp", "--tp of each prefiller.", show_default="1")]
+DecoderTp = Annotated[int, _ranks("--decoder-tp", "--tp of each decoder; with --colocated of each of them.")]
+DecoderDp = Annotated[int, _ranks("--decoder-dp", "--dp of each decoder; with --colocated of each of them.")]
 
 _TRANSFER = _option(
     *("--transfer", "|".join(get_args(Transfer)), "Send each layer as it is computed, or all when all are."),
@@ -252,6 +264,9 @@ Decoders = Annotated[
 Colocated = Annotated[
     bool, _option("--colocated", None, "One pool: prompts are computed where tokens are generated.", PROCESS_PANEL)
 ]
+Handed = Annotated[int, typer.Option()]
+"""A process id or a descriptor, from the process that starts this one."""
+
 ProcessName = Annotated[
     str | None,
     _option(
@@ -287,13 +302,13 @@ def refuse_with_colocated(given: Mapping[str, object]) -> None:
             raise InputError(field, "must be left out with --colocated: no KV travels then")
 
 
-def cpus_of(cpus: Sequence[int], *, num_threads: int, num_instances: int = 1) -> tuple[int, ...]:
+def cpus_of(cpus: Sequence[int], *, num_threads: int, num_ranks: int = 1) -> tuple[int, ...]:
     """None where none were given. Raises InputError for too few or too many, or one that we may not use."""
     if not cpus:
         return ()
-    wanted = num_threads * num_instances
+    wanted = num_threads * num_ranks
     if len(cpus) != wanted:
-        each = f"{num_threads} threads" if num_instances == 1 else f"{num_instances} instances of {num_threads} threads"
+        each = f"{num_threads} threads" if num_ranks == 1 else f"{num_ranks} ranks of {num_threads} threads"
         raise InputError("cpus", f"must be one for each of {each}, {wanted} in all, are {len(cpus)}")
     if missing := sorted(set(cpus) - os.sched_getaffinity(0)):
         raise InputError("cpus", f"must be CPUs that this process may use, {missing[0]} is none")

@@ -6,6 +6,7 @@ the options, the port and the model is found before the first process starts.
 
 import asyncio
 import json
+import math
 import shlex
 import sys
 from collections import Counter
@@ -44,6 +45,9 @@ class ServeOptions:
     prefillers: int | None
     decoders: int
     colocated: bool
+    prefiller_tp: int | None
+    decoder_tp: int
+    decoder_dp: int
     model: str
     served_name: str
     host: str
@@ -73,6 +77,7 @@ def serve(options: ServeOptions) -> bool:
         refuse_with_colocated(
             {
                 "prefillers": options.prefillers,
+                "prefiller_tp": options.prefiller_tp,
                 "transfer": options.transfer,
                 "verify_kv": options.verify_kv,
                 "transports": options.transports,
@@ -80,19 +85,21 @@ def serve(options: ServeOptions) -> bool:
             }
         )
     transports_of(options)
-    cpus_of(options.cpus, num_threads=options.threads, num_instances=len(instances_of(options)))
+    num_ranks = sum(num_ranks_of(role, options) for role, _ in instances_of(options))
+    cpus_of(options.cpus, num_threads=options.threads, num_ranks=num_ranks)
     port = require_free_port(options.host, options.port)
     model_dir = fetch_model(options.model)
     for role in {role for role, _ in instances_of(options)}:
-        require_pool(_sized(options, role, model_dir))
+        require_pool(_sized(role, options, model_dir))
     with private_directory() as directory:
         children = plan_children(options, port=port, model_dir=model_dir, directory=directory)
         return asyncio.run(Supervisor(children, directory).run(partial(_bring_up, options, port)))
 
 
-def _sized(options: ServeOptions, role: Role, model_dir: Path) -> InstanceOptions:
-    """Of any of the instances of that role: they are all of the same size."""
+def _sized(role: Role, options: ServeOptions, model_dir: Path) -> InstanceOptions:
+    """Any of its instances of that role, as far as its pool is concerned."""
     sizes = _sizes_of(role, options)
+    tp, dp = sharding_of(role, options)
     return InstanceOptions(
         role=role,
         name="",
@@ -100,6 +107,8 @@ def _sized(options: ServeOptions, role: Role, model_dir: Path) -> InstanceOption
         model_dir=model_dir,
         model=options.served_name,
         dtype=options.dtype,
+        tp=tp,
+        dp=dp,
         page_size=options.page_size,
         max_running=sizes.max_running,
         kv_memory_bytes=sizes.kv_memory_bytes,
@@ -128,18 +137,13 @@ def plan_children(options: ServeOptions, *, port: int, model_dir: Path, director
         restarts=False,
     )
     shared = ("--gateway", control, *model, *_shared(options))
-    instances = [
-        _child(
-            name,
-            *_role_arguments(role, options),
-            "--name",
-            name,
-            *shared,
-            *_sizes(role, options),
-            *_cpus(options, index),
-        )
-        for index, (role, name) in enumerate(instances_of(options))
-    ]
+    instances, num_ranks = [], 0
+    for role, name in instances_of(options):
+        end = num_ranks + num_ranks_of(role, options)
+        cpus = _cpus(options, range(num_ranks, end))
+        arguments = (*_role_arguments(role, options), "--name", name, *shared, *_sizes(role, options), *cpus)
+        instances.append(_child(name, *arguments))
+        num_ranks = end
     return (gateway, *instances)
 
 
@@ -153,6 +157,15 @@ def instances_of(options: ServeOptions) -> list[tuple[Role, str]]:
     ]
 
 
+def sharding_of(role: Role, options: ServeOptions) -> tuple[int, int]:
+    """-> tp and dp of its instances of that role."""
+    return (options.prefiller_tp or 1, 1) if role == "prefiller" else (options.decoder_tp, options.decoder_dp)
+
+
+def num_ranks_of(role: Role, options: ServeOptions) -> int:
+    return math.prod(sharding_of(role, options))
+
+
 def transports_of(options: ServeOptions) -> tuple[Transport, ...]:
     """By which KV may travel between its instances, which are all on this machine. Raises InputError."""
     return plan_transports(
@@ -161,14 +174,16 @@ def transports_of(options: ServeOptions) -> tuple[Transport, ...]:
 
 
 def _role_arguments(role: Role, options: ServeOptions) -> Sequence[str]:
+    tp, dp = sharding_of(role, options)
+    ranks = ("--tp", str(tp)) if role == "prefiller" else ("--tp", str(tp), "--dp", str(dp))
     match role:
         case "prefiller":
-            return ("prefiller", "--transfer", options.transfer or "layers", *_transports(options))
+            return ("prefiller", *ranks, "--transfer", options.transfer or "layers", *_transports(options))
         case "decoder":
             verify_kv = "--no-verify-kv" if options.verify_kv is False else "--verify-kv"
-            return ("decoder", verify_kv, *_transports(options), *_budgets(options))
+            return ("decoder", *ranks, verify_kv, *_transports(options), *_budgets(options))
         case "colocated":
-            return ("decoder", "--colocated", *_budgets(options))
+            return ("decoder", *ranks, "--colocated", *_budgets(options))
 
 
 def _transports(options: ServeOptions) -> Sequence[str]:
@@ -204,9 +219,9 @@ def _shared(options: ServeOptions) -> Sequence[str]:
     )
 
 
-def _cpus(options: ServeOptions, index: int) -> Sequence[str]:
-    """Of the threads of one instance."""
-    cpus = options.cpus[index * options.threads : (index + 1) * options.threads]
+def _cpus(options: ServeOptions, ranks: range) -> Sequence[str]:
+    """Of the threads of one instance, whose ranks are these of all."""
+    cpus = options.cpus[ranks.start * options.threads : ranks.stop * options.threads]
     return ("--cpus", ",".join(map(str, cpus))) if cpus else ()
 
 

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.cli.child import Child, Running, described, guard_of
+from headrace.cli.child import Child, Running, guard_of
 from headrace.cli.failure import ERROR_FILE
 from headrace.errors import HeadraceError
+from headrace.roles.exit_status import described
 
 SAME_EVENT_S = 0.1
 """`timeout` and init systems signal a process and its group: the second within this time is no impatience."""

@@ -320,6 +320,10 @@ class Engine:
 
     # ---- state shows itself ------------------------------------------------------------------------------------
 
+    def __contains__(self, request_id: str) -> bool:
+        """Whether it is here, or has ended and pages of it are still lent."""
+        return request_id in self._table
+
     @property
     def has_work(self) -> bool:
         """Whether something is to be computed here; it may have to wait for pages."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from headrace.engine.sampling import sample
-from headrace.engine.step import StepRow
+from headrace.engine.step import Draw, StepRow, draws_of
 from headrace.errors import InputError
 from headrace.model.batch import Batch
 from headrace.model.interface import AfterLayer, Model, nothing_after
@@ -29,17 +29,24 @@ class Runner:
     def run(self, rows: Sequence[StepRow], after_layer: AfterLayer = nothing_after) -> list[int]:
         """Append the KV of all rows -> one token for each that draws one, in order of rows. Raises InputError for rows
         that lie outside of pool or model, before anything is computed, and for logits that are no numbers."""
-        batch = Batch.of(
+        return self.compute(self.batch(rows), draws_of(rows), after_layer)
+
+    def batch(self, rows: Sequence[StepRow]) -> Batch:
+        """What `compute` takes, here or on another rank. Raises InputError as `run` does."""
+        return Batch.of(
             [row.row for row in rows],
             page_size=self._page_size,
             num_pages=self._num_pages,
             vocab_size=self._model.shape.vocab_size,
         )
-        logits = self._model.forward(batch, self._views, after_layer).numpy(force=True)
-        draws = [row.draw for row in rows if row.draw is not None]
-        return [
-            sample(row_logits, draw.sampling, draw.position) for row_logits, draw in zip(logits, draws, strict=True)
-        ]
+
+    def compute(self, batch: Batch, draws: Sequence[Draw], after_layer: AfterLayer = nothing_after) -> list[int]:
+        """`draws` are those of the batch's logit rows; none where another rank draws them."""
+        logits = self._model.forward(batch, self._views, after_layer)
+        if not draws:
+            return []
+        drawn = zip(logits.numpy(force=True), draws, strict=True)
+        return [sample(row_logits, draw.sampling, draw.position) for row_logits, draw in drawn]
 
     def __repr__(self) -> str:
         return f"Runner({type(self._model).__name__}, {self._num_pages} pages of {self._page_size})"

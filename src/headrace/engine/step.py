@@ -1,5 +1,6 @@
 """One step as plain rows: what is computed, and what is drawn from it. Owns nothing, loads no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.engine.requests import SamplingParams
@@ -36,3 +37,8 @@ class Step:
     @property
     def num_draws(self) -> int:
         return sum(row.draw is not None for row in self.rows)
+
+
+def draws_of(rows: Sequence[StepRow]) -> list[Draw]:
+    """In order of rows."""
+    return [row.draw for row in rows if row.draw is not None]

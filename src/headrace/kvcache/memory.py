@@ -17,25 +17,29 @@ from headrace.kvcache.mapping import HUGE_PAGE_BYTES, map_shared, try_collapse
 
 
 class PoolMemory:
-    """`length` zeroed bytes, 2 MiB aligned: `bytes` here, `fd` for everybody else."""
+    """`length` bytes, 2 MiB aligned: `bytes` here, `fd` for everybody else. Zeroed; with a `fd`, which it takes over,
+    they are those of the process that made it."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, fd: int | None = None) -> None:
         """Raises InputError, or OSError when the system has no such memory."""
         if length < 1 or length % HUGE_PAGE_BYTES:
             raise InputError("length", f"must be a positive multiple of {HUGE_PAGE_BYTES} bytes, is {length}")
         self.length = length
-        self._fd = os.memfd_create("headrace-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        is_new = fd is None
+        self._fd = os.memfd_create("headrace-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) if fd is None else fd
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         try:
-            os.ftruncate(self._fd, length)
-            # Prefillers of this host map it: memory that went away under them would kill them.
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            if is_new:
+                os.ftruncate(self._fd, length)
+                # Prefillers of this host map it: memory that went away under them would kill them.
+                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             memory = map_shared(self._fd, length)
         except OSError:
             self._close_fd()
             raise
-        # Written, not only reserved: resident before the first request, and only filled pages can be collapsed.
-        memory.fill(0)
+        if is_new:
+            # Written, not only reserved: resident before the first request, and only filled pages can be collapsed.
+            memory.fill(0)
         self.huge_pages = try_collapse(memory, "KV memory")
         self._bytes: NDArray[np.uint8] | None = memory
 

@@ -16,6 +16,7 @@ from headrace.engine.requests import SamplingParams
 from headrace.engine.schedule import MIN_CHUNK
 from headrace.engine.step import Draw, StepRow
 from headrace.kvcache.layout import num_pages_for
+from headrace.kvcache.pages import PagePool
 from headrace.model.batch import Row
 from headrace.roles.instance import Instance
 from headrace.roles.options import InstanceOptions
@@ -56,30 +57,44 @@ async def calibrate(instance: Instance, costs: MeasuredCost, *, clock: Callable[
     """Some seconds at most. The pool is as before, but for bytes of pages that were free."""
     options = instance.options
     num_tables, table_tokens = plan_tables(
-        num_pages=instance.pages.num_free_or_cached,
+        num_pages=instance.pools[0].num_free_or_cached,
         page_size=options.page_size,
         max_model_len=instance.max_model_len,
         max_running=options.max_running,
     )
     trials = plan_trials(num_rows=num_tables - 1, table_tokens=table_tokens, chunk_tokens=options.chunk_tokens)
     table_pages = num_pages_for(table_tokens, options.page_size)
-    pages = instance.pages.try_allocate(num_tables * table_pages)
-    assert pages is not None, f"no scratch pages: {instance.pages!r}"
-    tables = [pages[at : at + table_pages] for at in range(0, len(pages), table_pages)]
+    scratch = [_scratch(pool, num_tables * table_pages) for pool in instance.pools]
+
+    async def compute(trial: Trial) -> None:
+        """The same in every group."""
+        await instance.compute([list(_rows(trial, _tables(pages, table_pages))) for pages in scratch])
+
     try:
         began_at = clock()
-        await instance.compute(list(_rows(trials[0], tables)))  # the first step of a process tells of its start
+        await compute(trials[0])  # the first step of a process tells of its start
         for trial in trials * ROUNDS:
             step_began_at = clock()
             if step_began_at - began_at > PATIENCE_S:
                 break
-            await instance.compute(list(_rows(trial, tables)))
+            await compute(trial)
             costs.learn(trial.size, clock() - step_began_at)
     finally:
-        instance.pages.release(pages)
+        for pool, pages in zip(instance.pools, scratch, strict=True):
+            pool.release(pages)
     costs.fit()
     assert costs.cost is not None
     tell_budgets(options, costs.cost)
+
+
+def _scratch(pool: PagePool, num_pages: int) -> Sequence[int]:
+    pages = pool.try_allocate(num_pages)
+    assert pages is not None, f"no scratch pages: {pool!r}"
+    return pages
+
+
+def _tables(pages: Sequence[int], table_pages: int) -> list[Sequence[int]]:
+    return [pages[at : at + table_pages] for at in range(0, len(pages), table_pages)]
 
 
 def plan_tables(*, num_pages: int, page_size: int, max_model_len: int, max_running: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """The decoder and colocated processes: where requests, engine and KV messenger meet.
 
-Owns the table of requests of all gateways, and the loop on which pages, engine and messenger live; the model runs on
+Owns the table of requests of all gateways, and the loop on which pages, engines and messenger live; the model runs on
 its own thread. The life of a request here:
 
     Generate      pages reserved, or NoRoom; with a prefiller and a hit h < n-1 a ticket is opened, else prefilled here
@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from headrace.engine.engine import Engine
 from headrace.engine.requests import (
     Admission,
     EngineOptions,
@@ -55,6 +54,7 @@ from headrace.protocol.control import (
 )
 from headrace.protocol.messages import MOST_REMAINING_S, clipped
 from headrace.roles.calibration import calibrate, has_budget
+from headrace.roles.groups import Groups
 from headrace.roles.instance import Instance, open_instance
 from headrace.roles.links import GatewayUuid, Links
 from headrace.roles.options import InstanceOptions
@@ -73,8 +73,8 @@ _log = logging.getLogger(__name__)
 
 def run_decoder(options: InstanceOptions) -> None:
     """A decoder, or with role "colocated" both phases in one, until SIGINT or SIGTERM. Raises InputError,
-    FabricError."""
-    with stoppable() as process, open_instance(options) as instance:
+    FabricError, RankLost."""
+    with stoppable() as process, open_instance(options, on_rank_lost=process.fail) as instance:
         process.run(lambda: Decoder(instance).run())
 
 
@@ -85,8 +85,8 @@ class Decoder:
         self._uuid = instance.identity.uuid
         self._is_colocated = options.role == "colocated"
         self._loop = asyncio.get_running_loop()
-        self._engine = Engine(
-            pages=instance.pages,
+        self._groups = Groups(
+            instance.pools,
             options=EngineOptions(
                 page_size=options.page_size,
                 chunk_tokens=options.chunk_tokens,
@@ -122,7 +122,7 @@ class Decoder:
         with self._exits:
             # Before it announces itself: a budget is kept from the first request on.
             if has_budget(self._instance.options):
-                await calibrate(self._instance, self._engine.costs)
+                await calibrate(self._instance, self._groups.costs)
             beside = [self._links.run()] if self._remote is None else [self._links.run(), self._remote.run()]
             await keep_turning(self._turn, self._work, beside=beside, leave=self._leave)
 
@@ -135,10 +135,10 @@ class Decoder:
             await asyncio.sleep(LAST_WORDS_S)
 
     async def _turn(self) -> bool:
-        """One step of the engine. -> whether there was one."""
+        """One step of all groups. -> whether there was one."""
         if self._remote is not None:
             self._remote.turn()
-        step = self._engine.begin_step(time.monotonic())
+        step = self._groups.begin_step(time.monotonic())
         self._tell_outputs()
         if step is None:
             return False
@@ -146,9 +146,9 @@ class Decoder:
             tokens = await self._instance.compute(step.rows)
         except (InputError, RuntimeError, MemoryError) as error:
             _log.exception("a step failed")
-            self._engine.fail_step(step, f"the step failed: {error}")
+            self._groups.fail_step(step, f"the step failed: {error}")
         else:
-            self._engine.commit_step(step, tokens, time.monotonic())
+            self._groups.commit_step(step, tokens, time.monotonic())
         self._tell_outputs()
         return True
 
@@ -174,7 +174,7 @@ class Decoder:
             return  # repeated
         try:
             # Raises for an id that is in use, too: another gateway's, or that of a ticket which is not over yet.
-            admission = self._engine.try_admit(_engine_request(generate))
+            admission = self._groups.try_admit(_engine_request(generate))
         except InputError as error:
             rejected = Rejected(
                 sender=self._uuid, request_id=generate.request_id, field=error.field, text=clipped(str(error))
@@ -182,7 +182,7 @@ class Decoder:
             self._links.send(gateway, rejected)
             return
         if admission is None:
-            free = self._instance.pages.num_free_or_cached
+            free = self._groups.most_free_pages
             self._links.send(gateway, NoRoom(sender=self._uuid, request_id=generate.request_id, num_free_pages=free))
             return
         served = self._serve(gateway, generate)
@@ -202,11 +202,13 @@ class Decoder:
     def _place(self, served: Served, admission: Admission, prefill: PrefillFrom | None) -> bool:
         """Have it prefilled there or here. -> whether there."""
         served.unpark()
+        engine = self._groups.engine_of(served.request_id)
         if prefill is not None and self._remote is not None and served.num_tickets < MAX_TICKETS:
             now = time.monotonic()
             imm = self._remote.try_fetch(
                 admission,
-                pages=self._engine.pages_to_fetch(served.request_id),
+                group=self._groups.group_of(served.request_id),
+                pages=engine.pages_to_fetch(served.request_id),
                 prefiller=PrefillerUuid(prefill.prefiller),
                 lease=prefill.lease,
                 remaining_s=min(max(0.0, served.deadline - now), MOST_REMAINING_S),
@@ -214,10 +216,10 @@ class Decoder:
             if imm is not None:
                 served.imm, served.prefiller, served.asked_at = imm, prefill.prefiller, now
                 served.num_tickets += 1
-                self._engine.fetch(served.request_id)
+                engine.fetch(served.request_id)
                 return True
         served.started_at = time.monotonic()
-        self._engine.start(served.request_id)
+        engine.start(served.request_id)
         return False
 
     def _on_use_prefiller(self, gateway: GatewayUuid, message: UsePrefiller) -> None:
@@ -226,7 +228,8 @@ class Decoder:
             return  # over
         uses_lease = False  # nor where the answer came too late
         if served.is_parked:
-            admission = None if message.prefill is None else self._engine.try_readmit(message.request_id)
+            engine = self._groups.engine_of(message.request_id)
+            admission = None if message.prefill is None else engine.try_readmit(message.request_id)
             if admission is None:
                 self._prefill_here(served)
             else:
@@ -238,7 +241,7 @@ class Decoder:
         """When there is room: it waits in its tier, holding nothing."""
         served.unpark()
         served.started_at = time.monotonic()
-        self._engine.wait_for_room(served.request_id)
+        self._groups.engine_of(served.request_id).wait_for_room(served.request_id)
         self._work.set()
 
     def _on_prefillers(self, gateway: GatewayUuid, message: Prefillers) -> None:
@@ -266,7 +269,7 @@ class Decoder:
         served.failure = (reason, text)
         if served.imm is not None and self._remote is not None:
             self._remote.cancel(served.imm)
-        self._engine.abort(request_id)
+        self._groups.abort(request_id)
         self._tell_outputs()
 
     # ---- what the messenger tells ------------------------------------------------------------------------------
@@ -275,11 +278,11 @@ class Decoder:
         match outcome:
             case Ready():
                 # Told to the engine for a request that has ended meanwhile too: it knows whose the pages are.
-                self._engine.fetched(outcome.request_id, outcome.cached_len)
+                self._groups.engine_of(outcome.request_id).fetched(outcome.request_id, outcome.cached_len)
                 if (served := self._of_ticket(outcome)) is not None:
                     served.imm, served.landed_at = None, outcome.landed_at
             case TicketFailed():
-                self._engine.fetch_failed(outcome.request_id)
+                self._groups.engine_of(outcome.request_id).fetch_failed(outcome.request_id)
                 if (served := self._of_ticket(outcome)) is not None:
                     self._on_ticket_failed(served, outcome)
             case PeerReady():
@@ -316,7 +319,7 @@ class Decoder:
 
     def _tell_outputs(self) -> None:
         tokens: dict[str, list[NewToken]] = {}
-        for output in self._engine.drain_outputs():
+        for output in self._groups.drain_outputs():
             match output:
                 case NewToken():
                     tokens.setdefault(output.request_id, []).append(output)
@@ -365,7 +368,7 @@ class Decoder:
         self._links.send(served.gateway, accepted)
 
     def _status(self) -> Status:
-        return decoder_status(self._instance, self._engine, self._remote)
+        return decoder_status(self._instance, self._groups, self._remote)
 
 
 def _engine_request(generate: Generate) -> EngineRequest:

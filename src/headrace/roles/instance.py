@@ -1,15 +1,15 @@
 """What every process with a model has: the model, its KV memory, the thread that computes, and how it is described.
 
-Owns them from `open_instance` to its end; the role that uses them owns pages and requests. Knows no messages but the
-description that it gives of itself.
+Owns them from `open_instance` to its end, and where the instance has several ranks the processes of the others; the
+role that uses them owns pages and requests. Knows no messages but the description that it gives of itself.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,23 +17,26 @@ import torch
 
 from headrace.engine.runner import Runner
 from headrace.engine.step import StepRow
-from headrace.errors import Closed
+from headrace.errors import Closed, RankLost
 from headrace.kvcache.layout import PoolLayout
 from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pages import PagePool
 from headrace.kvcache.pool import layer_views
 from headrace.kvcache.prefix import PrefixIndex
-from headrace.kvcache.sharding import Sharding
 from headrace.messenger.hello import Identity
 from headrace.model.checkpoint import fingerprint, read_shape
 from headrace.model.footprint import own_footprint
 from headrace.model.interface import AfterLayer, nothing_after
-from headrace.model.kernels import WrapOps, as_they_are, open_model
-from headrace.model.options import ComputeOptions
+from headrace.model.kernels import WrapOps, as_they_are
 from headrace.model.shape import ModelShape
 from headrace.protocol.control import CONTROL_VERSION, Announce, Limits
 from headrace.roles.options import NEAR, InstanceOptions
-from headrace.roles.pool_plan import plan_pool
+from headrace.roles.pool_plan import plan_pool, plan_sharding
+from headrace.roles.rank_model import open_rank_model
+from headrace.roles.rank_processes import open_rank_processes
+from headrace.roles.ranked_runner import RankedRunner
+
+RunStep = Callable[[Sequence[Sequence[StepRow]], AfterLayer], list[list[int]]]
 
 _log = logging.getLogger(__name__)
 
@@ -42,17 +45,21 @@ _log = logging.getLogger(__name__)
 class Instance:
     options: InstanceOptions
     identity: Identity
-    shape: ModelShape
+    shape: ModelShape  # the whole model's
     layout: PoolLayout
     memory: PoolMemory
-    pages: PagePool
-    runner: Runner
+    pools: tuple[PagePool, ...]  # of each data-parallel group
+    runner: Runner  # of rank 0, whose process this is
     max_model_len: int
+    _run_step: RunStep
     _model_thread: ThreadPoolExecutor
 
-    async def compute(self, rows: Sequence[StepRow], after_layer: AfterLayer = nothing_after) -> list[int]:
-        """Run a step on the model thread -> its tokens. Cancelled, it goes on to the end of the layer that it is at:
-        a process that leaves does not wait for a whole step."""
+    async def compute(
+        self, groups: Sequence[Sequence[StepRow]], after_layer: AfterLayer = nothing_after
+    ) -> list[list[int]]:
+        """Run a step on the model thread, the rows of each data-parallel group -> their tokens. Cancelled, it goes on
+        to the end of the layer that it is at: a process that leaves does not wait for a whole step. Raises InputError
+        as `Runner.run` does, and RankLost."""
         is_wanted = True
 
         def after(layer: int) -> None:
@@ -60,7 +67,7 @@ class Instance:
                 raise Closed("nobody waits for this step any more")
             after_layer(layer)
 
-        run = partial(self.runner.run, rows, after)
+        run = partial(self._run_step, groups, after)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._model_thread, run)
         except asyncio.CancelledError:
@@ -83,9 +90,9 @@ class Instance:
             fingerprint=self.identity.fingerprint,
             limits=Limits(
                 max_model_len=self.max_model_len,
-                pool_tokens=self.layout.num_pages * self.layout.kv.page_size,
+                pool_tokens=self.options.dp * self.layout.num_pages * self.layout.kv.page_size,
                 page_size=self.layout.kv.page_size,
-                max_running=self.options.max_running,
+                max_running=self.options.dp * self.options.max_running,
             ),
             fabric_address=fabric_address,
             host=process.host,
@@ -94,52 +101,80 @@ class Instance:
         )
 
     def log_start(self) -> None:
-        kv, pages = self.layout.kv, self.layout.num_pages
+        kv, pages = self.layout.kv, self.options.dp * self.layout.num_pages
         _log.info(
-            "%s %s: model %s (%s), KV %s pages of %d tokens = %s tokens in %d MiB, %s, %s",
-            *(self.options.role, self.options.name, self.options.model, kv.dtype),
+            "%s %s: model %s (%s), %sKV %s pages of %d tokens = %s tokens in %d MiB, %s, %s",
+            *(self.options.role, self.options.name, self.options.model, kv.dtype, described_ranks(self.options)),
             *(f"{pages:,}", kv.page_size, f"{pages * kv.page_size:,}", self.memory.length >> 20),
             *(described_fabric(self.options), own_footprint()),
         )
 
 
+def unheard(loss: RankLost) -> None:
+    """For who finds out with the next step."""
+
+
 @contextmanager
-def open_instance(options: InstanceOptions, *, wrap: WrapOps = as_they_are) -> Iterator[Instance]:
+def open_instance(
+    options: InstanceOptions, *, wrap: WrapOps = as_they_are, on_rank_lost: Callable[[RankLost], None] = unheard
+) -> Iterator[Instance]:
     """Load the model and fill the memory, at the same time; each takes a second or more. `wrap`: see `open_model`.
-    Raises InputError naming what is wrong."""
-    layout, max_model_len = plan_pool(read_shape(options.model_dir), options)
+    `on_rank_lost` is called on another thread. Raises InputError naming what is wrong, RankLost."""
+    shape = read_shape(options.model_dir)
+    layout, max_model_len = plan_pool(shape, options)
     model_fingerprint = fingerprint(options.model_dir, dtype=options.dtype)
-    with (
-        _being_filled(layout.total_bytes) as filling,
-        open_model(
-            options.model_dir,
-            fingerprint=model_fingerprint,
-            dtype=options.dtype,
-            options=_compute(options),
-            wrap=wrap,
-        ) as model,
-    ):
-        memory = filling.result()
-        place = partial(_place_model_thread, torch.get_num_threads(), options.cpus)
-        with ThreadPoolExecutor(1, "model", initializer=place) as thread:
-            yield Instance(
-                options=options,
-                identity=Identity.of_this_process(
-                    role="prefiller" if options.role == "prefiller" else "decoder",
+    with ExitStack() as exits:
+        filling = exits.enter_context(_being_filled(layout.total_bytes))
+        others = None
+        if options.num_ranks > 1:
+            others = exits.enter_context(
+                open_rank_processes(
+                    options,
+                    layout=layout,
+                    max_model_len=max_model_len,
                     fingerprint=model_fingerprint,
-                    sharding=Sharding(kv=layout.kv),
-                    pool=layout,
-                ),
-                shape=model.shape,
-                layout=layout,
-                memory=memory,
-                pages=PagePool(layout.num_pages, PrefixIndex()),
-                runner=Runner(
-                    model, layer_views(memory, layout), page_size=layout.kv.page_size, num_pages=layout.num_pages
-                ),
-                max_model_len=max_model_len,
-                _model_thread=thread,
+                    on_lost=on_rank_lost,
+                )
             )
+        model = exits.enter_context(
+            open_rank_model(
+                options,
+                rank=0,
+                fingerprint=model_fingerprint,
+                meeting_points=None if others is None else others.meeting_points,
+                wrap=wrap,
+            )
+        )
+        memory = filling.result()
+        runner = Runner(model, layer_views(memory, layout), page_size=layout.kv.page_size, num_pages=layout.num_pages)
+        place = partial(_place_model_thread, torch.get_num_threads(), options.cpus)
+        thread = exits.enter_context(ThreadPoolExecutor(1, "model", initializer=place))
+        run_step: RunStep = partial(_run_alone, runner)
+        if others is not None:
+            exits.callback(others.close)  # before the model thread, which may be waiting for them
+            others.wait_loaded(memory.fd)
+            run_step = RankedRunner(runner, others).run
+        yield Instance(
+            options=options,
+            identity=Identity.of_this_process(
+                role="prefiller" if options.role == "prefiller" else "decoder",
+                fingerprint=model_fingerprint,
+                sharding=plan_sharding(shape, options),
+                pool=layout,
+            ),
+            shape=shape,
+            layout=layout,
+            memory=memory,
+            pools=tuple(PagePool(layout.num_pages, PrefixIndex()) for _ in range(options.dp)),
+            runner=runner,
+            max_model_len=max_model_len,
+            _run_step=run_step,
+            _model_thread=thread,
+        )
+
+
+def _run_alone(runner: Runner, groups: Sequence[Sequence[StepRow]], after_layer: AfterLayer) -> list[list[int]]:
+    return [runner.run(rows, after_layer) for rows in groups]
 
 
 @contextmanager
@@ -154,12 +189,6 @@ def _being_filled(num_bytes: int) -> Iterator[Future[PoolMemory]]:
                 filling.result().close()
 
 
-def _compute(options: InstanceOptions) -> ComputeOptions:
-    return ComputeOptions(
-        kernels=options.kernels, threads=options.threads, cpus=options.cpus, share_in=options.share_weights_in
-    )
-
-
 def _place_model_thread(num_torch_threads: int, cpus: Sequence[int]) -> None:
     torch.set_num_threads(num_torch_threads)  # torch counts them for each thread that calls it
     if cpus:
@@ -172,3 +201,9 @@ def described_fabric(options: InstanceOptions) -> str:
         return "no fabric"
     ways = ", ".join(options.transports)
     return ways if set(options.transports) <= set(NEAR) else f"{ways} at {', '.join(options.fabric_hosts)}"
+
+
+def described_ranks(options: InstanceOptions) -> str:
+    """Empty of one rank."""
+    groups = f"{options.dp} groups of " if options.dp > 1 else ""
+    return f"{groups}{options.tp} rank{'s' * (options.tp > 1)}, " if options.num_ranks > 1 else ""

@@ -41,8 +41,9 @@ _log = logging.getLogger(__name__)
 
 
 def run_prefiller(options: InstanceOptions) -> None:
-    """A prefiller, until SIGINT or SIGTERM. Raises InputError, FabricError."""
-    with stoppable() as process, open_instance(options) as instance:
+    """A prefiller, until SIGINT or SIGTERM. Raises InputError, FabricError,
+    RankLost."""
+    with stoppable() as process, open_instance(options, on_rank_lost=process.fail) as instance:
         process.run(lambda: Prefiller(instance).run())
 
 
@@ -56,7 +57,7 @@ class Prefiller:
         self._messenger = PrefillerMessenger(
             fabric=self._fabric,
             identity=instance.identity,
-            pages=instance.pages,
+            pages=instance.pools[0],
             memory=instance.memory.bytes,
             options=PrefillerOptions(
                 lease_tokens=2 * options.chunk_tokens,
@@ -129,7 +130,7 @@ class Prefiller:
         """One native call after each layer, on the model thread, and its pages leave."""
         counter = step.number * LAYERS_PER_STEP + 1
         raise_layers = self._fabric.raise_layers
-        await self._instance.compute(step.rows, lambda layer: raise_layers(counter + layer))
+        await self._instance.compute([step.rows], lambda layer: raise_layers(counter + layer))
 
     def _tell_done(self, done: PromptDone[Ticket]) -> None:
         prefilled = Prefilled(

@@ -9,7 +9,7 @@ until it wakes.
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NewType
 
 from headrace.engine.requests import Admission
@@ -39,17 +39,17 @@ class _RoomWatchingPump(Pump[DecoderOutcome]):
         fabric: NativeFabric,
         on_outcome: Callable[[DecoderOutcome], None],
         *,
-        pages: PagePool,
+        pools: Sequence[PagePool],
         on_room: Callable[[], None],
     ) -> None:
         super().__init__(messenger, fabric, on_outcome)
-        self._pages = pages
+        self._pools = pools
         self._on_room = on_room
 
     def turn(self) -> None:
-        before = self._pages.capacity
+        before = [pages.capacity for pages in self._pools]
         super().turn()
-        if self._pages.capacity > before:
+        if any(pages.capacity > former for pages, former in zip(self._pools, before, strict=True)):
             self._on_room()
 
 
@@ -68,12 +68,12 @@ class RemotePrefill:
         self._messenger = DecoderMessenger(
             fabric=self._fabric,
             identity=instance.identity,
-            pools=[instance.pages],
+            pools=instance.pools,
             memory=instance.memory.bytes,
             rng=random.Random(),
             options=DecoderOptions(verify_kv=options.verify_kv),
         )
-        self._pump = _RoomWatchingPump(self._messenger, self._fabric, on_outcome, pages=instance.pages, on_room=on_room)
+        self._pump = _RoomWatchingPump(self._messenger, self._fabric, on_outcome, pools=instance.pools, on_room=on_room)
         self._peers: dict[PrefillerUuid, PeerId] = {}  # of those that are named: greeted
         self._named_by: dict[str, Mapping[PrefillerUuid, bytes]] = {}  # by gateway: addresses
         self._out_of_reach: dict[PrefillerUuid, str] = {}  # of those that are named: why, as it was told
@@ -137,13 +137,14 @@ class RemotePrefill:
         self,
         admission: Admission,
         *,
+        group: int,
         pages: tuple[int, ...],
         prefiller: PrefillerUuid,
         lease: str,
         remaining_s: float,
     ) -> Imm | None:
-        """A ticket for the KV of [h, n-1), into `pages`. None where there are none, the prefiller is not ready, or
-        every slot is in use: then the pages are still the request's."""
+        """A ticket for the KV of [h, n-1), into `pages` of the data-parallel `group`. None where there are none, the
+        prefiller is not ready, or every slot is in use: then the pages are still the request's."""
         peer = self._try_greet(prefiller) if pages else None
         if peer is None:
             return None
@@ -154,7 +155,7 @@ class RemotePrefill:
                 lease=lease,
                 token_ids=admission.token_ids,
                 cached_len=admission.cached_len,
-                group=0,
+                group=group,
                 pages=pages,
                 hashes=admission.hashes,
                 remaining_s=remaining_s,

@@ -1,21 +1,22 @@
 """How an instance stands, as its Status message: counts for routing, gauges and counters for /metrics. Owns nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from headrace.engine.engine import Engine
 from headrace.engine.measured_cost import CostStatistics
 from headrace.fabric.interface import FabricStatistics
 from headrace.kvcache.pages import PagePool
 from headrace.messenger.prefiller import PrefillerMessenger
 from headrace.protocol.control import Status
+from headrace.roles.groups import Groups
 from headrace.roles.instance import Instance
 from headrace.roles.remote_prefill import RemotePrefill
 
 
-def decoder_status(instance: Instance, engine: Engine, remote: RemotePrefill | None) -> Status:
-    counts = engine.statistics()
-    costs = engine.costs.statistics()
-    gauges = _page_gauges(instance.pages) | _prediction_gauges(costs)
+def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | None) -> Status:
+    """Of all its groups together."""
+    counts = groups.statistics()
+    costs = groups.costs.statistics()
+    gauges = _page_gauges(instance.pools) | _prediction_gauges(costs)
     counters: dict[str, float] = {
         "steps_total": counts.num_steps,
         "prefill_tokens_total": counts.num_prefill_tokens,
@@ -25,7 +26,7 @@ def decoder_status(instance: Instance, engine: Engine, remote: RemotePrefill | N
         "requests_finished_total": counts.num_finished,
         "long_steps_planned_total": costs.num_long_planned,
         "long_steps_unforeseen_total": costs.num_long_unforeseen,
-        "pages_evicted_total": instance.pages.statistics().num_evicted,
+        "pages_evicted_total": sum(pages.statistics().num_evicted for pages in instance.pools),
     }
     if remote is not None:
         tickets, fabric = remote.statistics()
@@ -41,7 +42,7 @@ def decoder_status(instance: Instance, engine: Engine, remote: RemotePrefill | N
         }
     return Status(
         sender=instance.identity.uuid,
-        num_free_pages=instance.pages.num_free_or_cached,
+        num_free_pages=sum(pages.num_free_or_cached for pages in instance.pools),
         num_running=counts.num_decoding + counts.num_prefilling + counts.num_fetching,
         num_waiting=counts.num_waiting + counts.num_parked,
         num_queued_tokens=counts.num_waiting_tokens,
@@ -61,19 +62,19 @@ def prefiller_status(
     tickets = messenger.statistics()
     return Status(
         sender=instance.identity.uuid,
-        num_free_pages=instance.pages.num_free_or_cached,
+        num_free_pages=sum(pages.num_free_or_cached for pages in instance.pools),
         num_running=tickets.num_tickets,
         num_waiting=0,
         num_queued_tokens=tickets.num_leased_tokens,
         gauges={
-            **_page_gauges(instance.pages),
+            **_page_gauges(instance.pools),
             "tickets_open": tickets.num_tickets,
             "pages_held_by_decoders": tickets.num_held_pages,
         },
         counters={
             "steps_total": num_steps,
             "prefill_tokens_total": num_prefill_tokens,
-            "pages_evicted_total": instance.pages.statistics().num_evicted,
+            "pages_evicted_total": sum(pages.statistics().num_evicted for pages in instance.pools),
             "tickets_accepted_total": tickets.num_accepted,
             "tickets_closed_total": tickets.num_closed,
             "strange_messages_total": tickets.num_strange_messages,
@@ -83,14 +84,14 @@ def prefiller_status(
     )
 
 
-def _page_gauges(pages: PagePool) -> dict[str, float]:
-    counts = pages.statistics()
+def _page_gauges(pools: Sequence[PagePool]) -> dict[str, float]:
+    counts = [pages.statistics() for pages in pools]
     return {
-        "pages": counts.num_pages,
-        "pages_free": counts.num_free,
-        "pages_held": counts.num_held,
-        "pages_cached": counts.num_cached,
-        "pages_quarantined": counts.num_quarantined,
+        "pages": sum(one.num_pages for one in counts),
+        "pages_free": sum(one.num_free for one in counts),
+        "pages_held": sum(one.num_held for one in counts),
+        "pages_cached": sum(one.num_cached for one in counts),
+        "pages_quarantined": sum(one.num_quarantined for one in counts),
     }
 
 

@@ -1,4 +1,5 @@
 """How a role's process ends: by SIGINT or SIGTERM, whenever they come; being told so is no failure. Owns both signals.
+What it cannot do without (a rank of its own) may end it in the same way, and that is one.
 
 while it loads     the main thread is interrupted where it is, and what it holds is given back
 while it runs      its work is cancelled, and cleans up after itself
@@ -8,6 +9,7 @@ while it ends      heard already
 import asyncio
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -44,6 +46,18 @@ class Stoppable:
             raise _Told
         self._cancel()
 
+    def fail(self, failure: Exception) -> None:
+        """End it as a signal does; `failure` is raised when everything has been given back. Nothing where it has been
+        told to end. From any thread."""
+        if self._is_told or self._is_over:
+            return
+        self._failure = self._failure or failure
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     def run(self, work: Work) -> None:
         """Until it ends, fails or is told to stop. An error in a timer or another callback of the loop fails it too."""
         if not self._is_told:  # in a destructor, say, whose exceptions nobody sees
@@ -67,8 +81,7 @@ class Stoppable:
                 await task
         finally:
             self._is_over = True
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         assert self._is_told or not task.cancelled(), "the work was cancelled by nobody"
 
 
@@ -83,3 +96,4 @@ def stoppable() -> Iterator[Stoppable]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+    one.raise_failure()

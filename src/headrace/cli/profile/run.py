@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
-from headrace.cli.child import Running, described, guard_of
+from headrace.cli.child import Running, guard_of
 from headrace.cli.failure import ERROR_FILE
 from headrace.cli.machine import cpu_ns, describe_machine, steal_share, ticks
 from headrace.cli.profile.client import Came, read_came, write_asked
@@ -28,6 +28,7 @@ from headrace.model.ops import Ops
 from headrace.model.read_rate import read_rate
 from headrace.model.timed_ops import OpTimes, TimedOps
 from headrace.roles.decoder import Decoder
+from headrace.roles.exit_status import described
 from headrace.roles.instance import Instance, open_instance
 from headrace.roles.stopping import stoppable
 
