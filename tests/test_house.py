@@ -34,9 +34,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "engine": ("errors", "kvcache", "model"),
     "roles": EVERYTHING,
     "gateway": ("errors", "protocol", "kvcache.layout", "kvcache.prefix"),
-    "deploy": (
+    "deploy": (  # who loads families hands their tensors in
         *("errors", "kvcache.layout", "kvcache.sharding", "messenger.aux", "messenger.plan"),
-        *("model.shape", "roles.options"),
+        *("model.shape", "model.shard", "roles.options"),
     ),
     "bench": ("errors", "protocol"),
     "planner": (
@@ -58,6 +58,7 @@ PURE = (
     *("kvcache.layout", "kvcache.sharding", "kvcache.prefix", "messenger.plan", "messenger.life"),
     *("engine.cost", "engine.schedule"),
     *("gateway.route", "gateway.admit", "model.shape", "planner.simulate"),
+    *("deploy.check", "deploy.transfer"),
 )
 IMPURE = {"asyncio", "socket", "threading", "time", "os", "torch"}
 LIGHT_ROOMS = ("errors", "protocol", "gateway", "deploy", "bench", "planner")

@@ -40,8 +40,8 @@ def test_each_role_gets_the_sizes_that_the_file_gives_it(served: list[ServeOptio
         LAPTOP.read_text().replace('"smollm2-135m-instruct"', '"org/tiny"').replace("page_size = 16", "page_size = 8")
     )
     head, between, decoders = text.partition("[decoders]")
-    head = head.replace("count = 1", "count = 2").replace("chunk_tokens = 256", "chunk_tokens = 99")
-    decoders = decoders.replace("32", "7\ntpot_ms = 40\nmax_stall_ms = 80").replace("512MiB", "64MiB")
+    head = head.replace("count = 1", "count = 2\ntp = 4").replace("chunk_tokens = 256", "chunk_tokens = 99")
+    decoders = decoders.replace("32", "7\ntp = 2\ndp = 3\ntpot_ms = 40\nmax_stall_ms = 80").replace("512MiB", "64MiB")
     file.write_text(head + between + decoders)
     assert run(["serve", "--deployment", str(file), "--port", "9001", "--threads", "2"]) == 0
     options = served[0]
@@ -50,15 +50,26 @@ def test_each_role_gets_the_sizes_that_the_file_gives_it(served: list[ServeOptio
     assert "--model /models/tiny --served-name org/tiny" in of_gateway
     assert len(of_prefillers) == 2
     for command in of_prefillers:
-        assert "--page-size 8" in command and "--tpot-ms" not in command
+        assert "prefiller --tp 4 " in command and "--page-size 8" in command and "--tpot-ms" not in command
         assert command.endswith(f"--chunk-tokens 99 --max-running 32 --kv-memory {512 << 20}")
+    assert "decoder --tp 2 --dp 3 " in of_decoder
     assert "--tpot-ms 40.0 --max-stall-ms 80.0" in of_decoder
     assert of_decoder.endswith(f"--chunk-tokens 256 --max-running 7 --kv-memory {64 << 20}")
 
 
 GIVEN = (
     *("--model org/tiny", "--dtype fp32", "--page-size 8", "--max-model-len 512", "--prefillers 2", "--decoders 2"),
-    *("--colocated", "--chunk-tokens 64", "--max-running 5", "--kv-memory 1GB", "--tpot-ms 40", "--max-stall-ms 80"),
+    *(
+        "--prefiller-tp 2",
+        "--decoder-tp 2",
+        "--decoder-dp 2",
+        "--colocated",
+        "--chunk-tokens 64",
+        "--max-running 5",
+        "--kv-memory 1GB",
+        "--tpot-ms 40",
+        "--max-stall-ms 80",
+    ),
     *("--transports tcp", "--require-provider tcp"),
 )
 
@@ -86,7 +97,7 @@ def test_every_option_that_a_file_says_was_tried() -> None:
             '"cuda"\nper_host = 8',
             "device.kind: must be cpu to be served, is cuda: headrace computes on CPUs; ",
         ),
-        ("count = 1", "count = 1\ntp = 2", "prefillers.tp: must be 1 to be served, is 2"),
+        ("count = 1", "count = 1\ndp = 2", "prefillers.dp: must not be there, known are count, tp, "),
         ("count = 1", "count = 0", "prefillers.count: must be a whole number from 1 to 256, is 0"),
     ],
 )

@@ -33,7 +33,6 @@ kv_memory = "64MiB"
 [decoders]
 count = 1
 dp = 4
-ep = 4
 chunk_tokens = 64
 max_running = 5
 tpot_ms = 40
@@ -55,12 +54,11 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
         max_model_len=512,
         device=Device(kind="cuda", memory_bytes=1_500_000_000, usable=0.5, per_host=4),
         link=Link(transports=("efa", "tcp"), nics=2, nic_gbps=200.0, latency_us=12.5),
-        prefillers=Pool(count=2, tp=2, dp=1, ep=1, chunk_tokens=256, max_running=32, kv_memory_bytes=64 << 20),
+        prefillers=Pool(count=2, tp=2, dp=1, chunk_tokens=256, max_running=32, kv_memory_bytes=64 << 20),
         decoders=Pool(
             count=1,
             tp=1,
             dp=4,
-            ep=4,
             chunk_tokens=64,
             max_running=5,
             kv_memory_bytes=None,
@@ -93,7 +91,7 @@ WRONG = [
     ('memory = "1.5 GB"', "memory = 1.5", "device.memory: must be a size such as 512MiB, 2GB or 1073741824, is 1.5"),
     ("usable = 0.5", "usable = 1.1", "device.usable: must be a number above 0, at most 1, is 1.1"),
     ("usable = 0.5", "usable = nan", "device.usable: must be a number above 0, at most 1, is nan"),
-    ("per_host = 4", "", "device.per_host: must be a whole number from 1 to 1024, is missing"),
+    ("per_host = 4", "", "device.per_host: must be a whole number from 1 to 64, is missing"),
     (
         '["efa", "tcp"]',
         '["efa", "udp"]',
@@ -107,15 +105,18 @@ WRONG = [
     ('["efa", "tcp"]', "[]", "link.transports: must be a list of some of mapped, shm, efa, verbs, tcp, is []"),
     ('["efa", "tcp"]', '"efa"', "link.transports: must be a list of some of mapped, shm, efa, verbs, tcp, is 'efa'"),
     ("nics = 2", "nics = 5", "link.nics: must be a whole number from 1 to 4, is 5"),
-    ("nic_gbps = 200", "nic_gbps = 0", "link.nic_gbps: must be a number above 0, at most 100000, is 0"),
-    ("latency_us = 12.5", "", "link.latency_us: must be a number above 0, at most 1e+06, is missing"),
-    ("latency_us = 12.5", 'latency_us = "1us"', "link.latency_us: must be a number above 0, at most 1e+06, is '1us'"),
+    ("nic_gbps = 200", "nic_gbps = 0", "link.nic_gbps: must be a number above 0, at most 100,000, is 0"),
+    ("latency_us = 12.5", "", "link.latency_us: must be a number above 0, at most 1,000,000, is missing"),
+    (
+        "latency_us = 12.5",
+        'latency_us = "1us"',
+        "link.latency_us: must be a number above 0, at most 1,000,000, is '1us'",
+    ),
     ("count = 2", "", "prefillers.count: must be a whole number from 1 to 256, is missing"),
     ("count = 2", "count = 2\ndp = 2", "prefillers.dp: must not be there, known are "),
-    ("count = 2", "count = 2\nep = 3", "prefillers.ep: must be 1 or 2, all ranks of an instance, is 3"),
     ("tp = 2", "tp = 8", "prefillers.tp: tp must be at most device.per_host, 4: an instance is on one host; is 8"),
     (
-        "dp = 4\nep = 4",
+        "dp = 4",
         "tp = 2\ndp = 4",
         "decoders.tp: tp * dp must be at most device.per_host, 4: an instance is on o",
     ),
@@ -125,7 +126,7 @@ WRONG = [
         "decoders.chunk_tokens: must be a whole number from 1 to 1048576, is -1",
     ),
     ("max_running = 5", 'max_running = "5"', "decoders.max_running: must be a whole number from 1 to 65536, is '5'"),
-    ("tpot_ms = 40", "tpot_ms = 0", "decoders.tpot_ms: must be a number above 0, at most 600000, is 0"),
+    ("tpot_ms = 40", "tpot_ms = 0", "decoders.tpot_ms: must be a number above 0, at most 600,000, is 0"),
     ('kv_memory = "64MiB"', 'kv_memory = "64 pages"', "prefillers.kv_memory: must be a size such as 512MiB, 2GB or"),
     (
         'kind = "cuda"\nmemory = "1.5 GB"\nusable = 0.5\nper_host = 4',

@@ -11,6 +11,7 @@ from typing import Annotated, cast
 import typer
 
 from headrace.cli import options as opt
+from headrace.cli.check import check_command
 from headrace.cli.deployed import as_deployed, read_deployed
 from headrace.cli.fabric.app import fabric_app
 from headrace.cli.fetching import fetch_model
@@ -303,6 +304,7 @@ def rank(
     run_rank(lead_pid=lead_pid, lead_fd=lead_fd, pulse_fd=pulse_fd, steps_fd=steps_fd)
 
 
+app.command("check")(check_command)
 app.command("profile-step")(profile_step_command)
 app.add_typer(fabric_app, name="fabric")
 

@@ -15,6 +15,7 @@ from headrace.errors import InputError
 
 SAID = (
     *("model", "dtype", "page_size", "max_model_len", "prefillers", "decoders", "colocated"),
+    *("prefiller_tp", "decoder_tp", "decoder_dp"),
     *("chunk_tokens", "max_running", "kv_memory", "tpot_ms", "max_stall_ms", "transports", "require_provider"),
 )
 """Options that a file says, or rules out."""
@@ -26,7 +27,7 @@ def read_deployed(file: Path, *, given: Collection[str]) -> Deployment:
         if field in given:
             raise InputError(field, f"must be left out with --deployment: {file} says it")
     deployment = read_deployment(file)
-    with naming(file):
+    with naming(f"{file}: "):
         _require_servable(deployment)
     return deployment
 
@@ -36,6 +37,9 @@ def as_deployed(options: ServeOptions, deployment: Deployment) -> ServeOptions:
         options,
         prefillers=deployment.prefillers.count,
         decoders=deployment.decoders.count,
+        prefiller_tp=deployment.prefillers.tp,
+        decoder_tp=deployment.decoders.tp,
+        decoder_dp=deployment.decoders.dp,
         dtype=deployment.dtype,
         page_size=deployment.page_size,
         max_model_len=deployment.max_model_len,
@@ -51,10 +55,6 @@ def _require_servable(deployment: Deployment) -> None:
     if deployment.device.kind != "cpu":
         hint = "headrace computes on CPUs; `headrace check` says what would fit"
         raise InputError("device.kind", f"must be cpu to be served, is {deployment.device.kind}: {hint}")
-    for name, pool in deployment.pools.items():
-        for key, degree in (("tp", pool.tp), ("dp", pool.dp), ("ep", pool.ep)):
-            if degree > 1:
-                raise InputError(f"{name}.{key}", f"must be 1 to be served, is {degree}")
 
 
 def _sizes(pool: Pool) -> Sizes:

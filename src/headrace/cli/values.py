@@ -10,11 +10,10 @@ from typing import get_args
 
 from typer import BadParameter
 
-from headrace.deploy.sizes import UNITS, WANTED, parsed_size
+from headrace.deploy.sizes import MOST_MS, UNITS, WANTED, parsed_size
 from headrace.protocol.messages import MAX_NAME, MOST_REMAINING_S
 from headrace.roles.options import Transport
 
-MOST_MS = 600_000
 MOST_CPU = 1023  # of what sched_setaffinity takes without ado
 
 _CPUS = re.compile(r"([0-9]{1,4})(?: ?- ?([0-9]{1,4}))?")

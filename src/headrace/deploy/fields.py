@@ -23,7 +23,7 @@ class Fields:
         value = self._take(key)
         if not isinstance(value, dict):
             raise self._wrong(key, "a table", value)
-        return Fields(value, self.name(key))
+        return Fields(value, self._name(key))
 
     def text(self, key: str) -> str:
         value = self._take(key)
@@ -63,13 +63,13 @@ class Fields:
         """Above 0."""
         number = self.optional_number(key, most=most, default=default)
         if number is None:
-            raise self._wrong(key, f"a number above 0, at most {most:g}", None)
+            raise self._wrong(key, f"a number above 0, at most {most:,}", None)
         return number
 
     def optional_number(self, key: str, *, most: float, default: float | None = None) -> float | None:
         value = self._take(key, default)
         if value is not None and (type(value) not in (int, float) or not 0 < value <= most):
-            raise self._wrong(key, f"a number above 0, at most {most:g}", value)
+            raise self._wrong(key, f"a number above 0, at most {most:,}", value)
         return value if value is None else float(value)
 
     def size(self, key: str) -> int:
@@ -91,9 +91,9 @@ class Fields:
     def finish(self) -> None:
         for key in self._values:
             if key not in self._known:
-                raise InputError(self.name(key), f"must not be there, known are {', '.join(self._known)}")
+                raise InputError(self._name(key), f"must not be there, known are {', '.join(self._known)}")
 
-    def name(self, key: str) -> str:
+    def _name(self, key: str) -> str:
         return f"{self._path}.{key}" if self._path else key
 
     def _take(self, key: str, default: object = None) -> Any:  # noqa: ANN401 (any value of TOML)
@@ -101,4 +101,4 @@ class Fields:
         return self._values.get(key, default)
 
     def _wrong(self, key: str, right: str, value: object) -> InputError:
-        return InputError(self.name(key), f"must be {right}, {'is missing' if value is None else f'is {value!r}'}")
+        return InputError(self._name(key), f"must be {right}, {'is missing' if value is None else f'is {value!r}'}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Literal, cast, get_args
 
 from headrace.deploy.fields import Fields
+from headrace.deploy.sizes import MOST_INSTANCES, MOST_MS, MOST_RANKS, MOST_REQUESTS, MOST_TOKENS
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype
 from headrace.roles.options import InstanceOptions, Transport
@@ -20,26 +21,20 @@ DeviceKind = Literal["cpu", "cuda"]
 
 DEFAULTS: Final = InstanceOptions(role="decoder", name="", gateways=(), model_dir=Path(), model="")
 
-MOST_TOKENS = 2**20
-MOST_REQUESTS = 2**16
-MOST_INSTANCES = 256
-MOST_RANKS = 1024
 MOST_NICS = 4
 """Of a device: as many as the fabric takes."""
-MOST_MS = 600_000
 MOST_GBPS = 100_000
 MOST_LATENCY_US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Instances that are alike. Each has `dp` groups of `tp` ranks, over `ep` of which the experts are spread, whole
-    (1: none is whole, each is cut over `tp`). `kv_memory_bytes`: of an instance; None: all that its devices leave."""
+    """Instances that are alike. Each has `dp` groups of `tp` ranks; a mixture's experts are spread over all of them.
+    `kv_memory_bytes`: of an instance; None: all that its devices leave."""
 
     count: int
     tp: int
     dp: int
-    ep: int
     chunk_tokens: int
     max_running: int
     kv_memory_bytes: int | None
@@ -91,12 +86,12 @@ class Deployment:
 
 
 @contextmanager
-def naming(file: Path) -> Iterator[None]:
-    """Whatever is wrong is said of a key of this file."""
+def naming(where: str) -> Iterator[None]:
+    """Whatever is wrong is said of a field there."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{file}: {error.field}", str(error).removeprefix(f"{error.field}: ")) from error
+        raise InputError(f"{where}{error.field}", str(error).removeprefix(f"{error.field}: ")) from error
 
 
 def read_deployment(file: Path) -> Deployment:
@@ -107,7 +102,7 @@ def read_deployment(file: Path) -> Deployment:
         raise InputError(str(file), f"must be a file that can be read: {error.strerror or error}") from error
     except ValueError as error:  # no TOML, or no UTF-8
         raise InputError(str(file), f"must be TOML, is not: {error}") from error
-    with naming(file):
+    with naming(f"{file}: "):
         return parse_deployment(Fields(values))
 
 
@@ -169,16 +164,10 @@ def _decoders(fields: Fields) -> Pool:
 
 
 def _pool(fields: Fields, *, dp: int) -> Pool:
-    tp = fields.whole("tp", most=MOST_RANKS, default=1)
-    ep = fields.whole("ep", most=MOST_RANKS, default=1)
-    if ep not in (1, tp * dp):
-        right = "1" if tp * dp == 1 else f"1 or {tp * dp}, all ranks of an instance"
-        raise InputError(fields.name("ep"), f"must be {right}, is {ep}")
     return Pool(
         count=fields.whole("count", most=MOST_INSTANCES),
-        tp=tp,
+        tp=fields.whole("tp", most=MOST_RANKS, default=1),
         dp=dp,
-        ep=ep,
         chunk_tokens=fields.whole("chunk_tokens", most=MOST_TOKENS, default=DEFAULTS.chunk_tokens),
         max_running=fields.whole("max_running", most=MOST_REQUESTS, default=DEFAULTS.max_running),
         kv_memory_bytes=fields.optional_size("kv_memory"),

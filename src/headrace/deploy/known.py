@@ -29,6 +29,6 @@ def known_config(name: str) -> Mapping[str, Any]:
     """A config.json's fields. Raises InputError where none is known by this name."""
     if name not in FILE_OF:
         known = ", ".join(FILE_OF)
-        raise InputError("model", f"must be a directory, or one of {known} where --config names none; is {name!r}")
+        raise InputError("model", f"must be a directory or, without --config, one of {known}; is {name!r}")
     config: dict[str, Any] = json.loads((MODELS / f"{FILE_OF[name]}.json").read_text())
     return config

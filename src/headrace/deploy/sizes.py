@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them: `512MiB`, `1.5 GB`, or bytes. Pure; command line and files read the same."""
+"""What command line and files read alike: sizes of memory (`512MiB`, `1.5 GB`, or bytes), bounds of numbers. Pure."""
 
 import re
 from fractions import Fraction
@@ -9,6 +9,12 @@ UNITS = {
 }
 _UNIT_OF = {unit.lower(): factor for unit, factor in UNITS.items()}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)")
+
+MOST_TOKENS = 2**20
+MOST_REQUESTS = 2**16
+MOST_INSTANCES = 256
+MOST_RANKS = 64
+MOST_MS = 600_000
 
 WANTED = "a size such as 512MiB, 2GB or 1073741824"
 

@@ -6,25 +6,22 @@ norms and routers stay as they were trained. Source: the published checkpoints o
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headrace.deploy.file import DeviceKind, Pool
-from headrace.errors import InputError
+from headrace.deploy.file import DeviceKind, Pool, naming
 from headrace.kvcache.layout import KVDtype
 from headrace.model.shape import ModelShape
+from headrace.model.shard import Shard
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of a model's tensors, by their Hugging Face names."""
 
-_QUANTISED = re.compile(r"model\.layers\..*_proj.*\.weight")
-_SCALE_BYTES = 4
+TensorShapes = Callable[[ModelShape], Shapes]
+"""Of a family."""
 
-_EXPERT = re.compile(r"\.experts\.(\d+)\.")
-_KV_ROWS = re.compile(r"\.(k|v)_proj\.(weight|bias)$")
-_ROWS = re.compile(r"(^lm_head|\.(q|k|v|q_b|kv_b|gate|up)_proj)\.(weight|bias)$")
-_COLUMNS = re.compile(r"\.(o|down)_proj\.weight$")
-_AXES = ("rows", "columns")
+_QUANTISED = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\..*_proj\w*\.weight")
+_SCALE_BYTES = 4
 _ITEMSIZE: Mapping[KVDtype, int] = {"bf16": 2, "fp32": 4}
 
 
@@ -56,29 +53,8 @@ class Held:
         return math.prod(size) + num_blocks * _SCALE_BYTES
 
 
-def rank_shapes(shapes: Shapes, shape: ModelShape, pool: Pool, *, name: str) -> Shapes:
-    """What one rank of the pool has of each tensor. Raises InputError where its ranks cannot share one evenly."""
-    num_experts = shape.experts.num_experts if shape.experts else 0
-    if pool.ep > 1 and (num_experts == 0 or num_experts % pool.ep):
-        raise InputError(f"{name}.ep", f"must be 1 or divide the model's {num_experts} experts, is {pool.ep}")
-    held: dict[str, tuple[int, ...]] = {}
-    for tensor, size in shapes.items():
-        expert = _EXPERT.search(tensor)
-        if expert and pool.ep > 1:
-            if int(expert[1]) < num_experts // pool.ep:
-                held[tensor] = size
-        else:
-            held[tensor] = _cut(tensor, size, shape, pool, name)
-    return held
-
-
-def _cut(tensor: str, size: tuple[int, ...], shape: ModelShape, pool: Pool, name: str) -> tuple[int, ...]:
-    ways = pool.tp
-    if _KV_ROWS.search(tensor):
-        ways = min(pool.tp, shape.num_kv_heads)
-    axis = 0 if _ROWS.search(tensor) else 1 if _COLUMNS.search(tensor) else None
-    if axis is None or ways == 1:
-        return size
-    if size[axis] % ways:
-        raise InputError(f"{name}.tp", f"must divide the {size[axis]:,} {_AXES[axis]} of {tensor}, is {ways}")
-    return tuple(length // ways if number == axis else length for number, length in enumerate(size))
+def rank_shapes(tensor_shapes: TensorShapes, shape: ModelShape, pool: Pool, *, name: str) -> Shapes:
+    """What a rank of the pool has of each tensor: its part of the model is a smaller one. All have as much. Raises
+    InputError, naming the key of the pool, where its ranks cannot share the model evenly."""
+    with naming(f"{name}."):
+        return tensor_shapes(Shard(tp=pool.tp, dp=pool.dp).of(shape))
