@@ -49,6 +49,7 @@ def test_what_the_documentation_shows_is_what_is_said(
 
 def test_for_machines_the_same_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(said(capsys, LAPTOP, "--json", "--prompt-tokens", 1025))
+    assert any("counted once" in line for line in answer["assumed"])
     assert answer["token_bytes"] == 23_040
     assert answer["pools"]["decoders"]["num_pages"] == 1456
     assert answer["request"]["num_pages"] == 64 and answer["request"]["num_bytes"] == 1024 * 23_040

@@ -58,7 +58,7 @@ def _memory_rows(checked: Checked) -> Iterator[list[str]]:
     yield ["weights of a rank, GB", *(_gb(pool.weight_bytes) for pool in pools)]
     yield ["KV pages of a rank, GB", *(_gb(pool.kv_bytes) for pool in pools)]
     if device.kind == "cuda":
-        reserve = device.memory_bytes - int(device.memory_bytes * device.usable)
+        reserve = device.memory_bytes - device.usable_bytes
         yield ["reserve of a rank, GB", *(_gb(reserve) for _ in pools)]
     yield ["page of one layer on a rank, bytes", *(f"{pool.page_bytes:,}" for pool in pools)]
     yield ["pages of a group", *(f"{pool.num_pages:,}" for pool in pools)]

@@ -55,6 +55,8 @@ def _assumed(deployment: Deployment, shape: ModelShape) -> Iterator[str]:
     if device.kind == "cpu":
         yield "All instances are on one host; processes that hold the same weights share one copy (native kernels do)."
         yield f"The reserve, {1 - device.usable:.0%} of memory, is for activations, Python and the system."
+        if shape.tie_word_embeddings:
+            yield "Embedding and head are one tensor, counted once; native kernels hold the head a second time, packed."
     else:
         yield "This is arithmetic: headrace computes on CPUs so far, no engine of its has run on such a device."
         yield f"The reserve, {1 - device.usable:.0%} of memory, is for activations, communication and the driver."

@@ -56,6 +56,10 @@ class Device:
     usable: float
     per_host: int
 
+    @property
+    def usable_bytes(self) -> int:
+        return int(self.memory_bytes * self.usable)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:

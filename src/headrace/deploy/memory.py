@@ -21,7 +21,6 @@ class PoolMemory:
     """Each number is one rank's, but for pages and tokens: those of a data-parallel group, whose ranks hold parts of
     the same. `longest` is the longest request that fits, prompt and output together."""
 
-    num_ranks: int
     num_hosts: int  # of all instances
     weight_bytes: int
     kv_bytes: int
@@ -33,7 +32,7 @@ class PoolMemory:
 
 def plan_memory(deployment: Deployment, shape: ModelShape, weight_bytes: Mapping[str, int]) -> dict[str, PoolMemory]:
     """By pool, of the weights that a rank of each holds. Raises InputError with the number that does not fit."""
-    require_model_len(deployment, shape)
+    _require_model_len(deployment, shape)
     room = _room_on_a_host if deployment.device.kind == "cpu" else _room_on_devices
     kv_bytes = room(deployment, weight_bytes)
     return {
@@ -47,7 +46,7 @@ def sharding_of(pool: Pool, kv: KVLayout, name: str) -> Sharding:
         return Sharding(kv=kv, tp=pool.tp, dp=pool.dp)
 
 
-def require_model_len(deployment: Deployment, shape: ModelShape) -> None:
+def _require_model_len(deployment: Deployment, shape: ModelShape) -> None:
     wanted = deployment.max_model_len
     if wanted is not None and wanted > shape.max_model_len:
         raise InputError("max_model_len", f"must be at most {shape.max_model_len:,} (the model's), is {wanted:,}")
@@ -56,9 +55,8 @@ def require_model_len(deployment: Deployment, shape: ModelShape) -> None:
 def _room_on_devices(deployment: Deployment, weight_bytes: Mapping[str, int]) -> dict[str, int]:
     """Of each rank, for KV."""
     device, room = deployment.device, {}
-    usable = int(device.memory_bytes * device.usable)
     for name, pool in deployment.pools.items():
-        left = usable - weight_bytes[name]
+        left = device.usable_bytes - weight_bytes[name]
         if left <= 0:
             needed = f"a rank of {name} holds {weight_bytes[name]:,} bytes of weights"
             raise InputError("device.memory", f"{needed}, its device {_usable(deployment)}: {-left:,} bytes too few")
@@ -79,7 +77,7 @@ def _room_on_a_host(deployment: Deployment, weight_bytes: Mapping[str, int]) -> 
         if (copy := (pool.tp, pool.dp)) not in copies:
             copies.add(copy)
             needed += pool.num_ranks * weight_bytes[name]
-    if needed > int(device.memory_bytes * device.usable):
+    if needed > device.usable_bytes:
         said = f"weights and KV of all instances take {needed:,} bytes, the host {_usable(deployment)}"
         raise InputError("device.memory", said)
     return room
@@ -87,7 +85,7 @@ def _room_on_a_host(deployment: Deployment, weight_bytes: Mapping[str, int]) -> 
 
 def _usable(deployment: Deployment) -> str:
     device = deployment.device
-    return f"has {int(device.memory_bytes * device.usable):,} for them, {device.usable:.0%} of {device.memory_bytes:,}"
+    return f"has {device.usable_bytes:,} for them, {device.usable:.0%} of {device.memory_bytes:,}"
 
 
 def _pool_memory(deployment: Deployment, name: str, shape: ModelShape, weight_bytes: int, kv_bytes: int) -> PoolMemory:
@@ -102,7 +100,6 @@ def _pool_memory(deployment: Deployment, name: str, shape: ModelShape, weight_by
         raise InputError("max_model_len" if num_pages > 1 else "page_size", f"{said}; has {kv_bytes:,} for it")
     per_host = max(1, device.per_host // pool.num_ranks) if device.kind == "cuda" else pool.count
     return PoolMemory(
-        num_ranks=pool.num_ranks,
         num_hosts=-(-pool.count // per_host),
         weight_bytes=weight_bytes,
         kv_bytes=kv_bytes,
