@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -116,24 +116,30 @@ class Bench:
         return self._reader.stdout.readline().strip()
 
     def fabric(self, transport: Transport, page_bytes: int) -> float:
-        """GB/s."""
-        fabric = self._end.fabrics[transport]
+        """GB/s of all pages in one record."""
         num_pages = MEMORY_BYTES // page_bytes
         places = np.array(random.Random(7).sample(range(num_pages), num_pages), dtype=np.int64)
         pages = Pages(offset=0, layer_stride=0, page_stride=page_bytes, indices=places)
-        self._imm += 1
-        self._ask(f"{transport} {self._imm} {num_pages}")
         positions = np.arange(num_pages, dtype=np.int64)
-        writes = PageWrites(src=pages, dst=pages, positions=positions, layer_begin=0, layer_end=1, length=page_bytes)
-        begin_ns = time.monotonic_ns()
-        transfer = fabric.open_transfer(
-            self._peers[transport], Imm(self._imm), num_pages=num_pages if self._digests else 0
+        return self.written(
+            transport,
+            [PageWrites(src=pages, dst=pages, positions=positions, layer_begin=0, layer_end=1, length=page_bytes)],
         )
-        fabric.submit_pages(transfer, writes)
+
+    def written(self, transport: Transport, records: Sequence[PageWrites]) -> float:
+        """GB/s of these writes, which are of the same pages."""
+        fabric = self._end.fabrics[transport]
+        num_pages = len(records[0].positions) if self._digests else 0
+        self._imm += 1
+        self._ask(f"{transport} {self._imm} {sum(record.num_writes for record in records)}")
+        begin_ns = time.monotonic_ns()
+        transfer = fabric.open_transfer(self._peers[transport], Imm(self._imm), num_pages=num_pages)
+        for record in records:
+            fabric.submit_pages(transfer, record)
         fabric.submit_last(transfer)
-        seconds = (int(self._read()) - begin_ns) / 1e9
+        elapsed_ns = int(self._read()) - begin_ns
         fabric.drain_events()
-        return num_pages * page_bytes / seconds / 1e9
+        return sum(record.num_writes * record.length for record in records) / elapsed_ns
 
     def plain_socket(self, page_bytes: int) -> float:
         """The same bytes down one TCP connection, one sendall a page: no pages placed, no counting."""

@@ -59,8 +59,12 @@ def test_a_write_of_no_bytes_at_the_very_end_still_counts(pair: Link) -> None:
         page_writes([4, 4], [1, 2], length=1000),
         page_writes([0], [1023], length=1024),
         page_writes([0, 1], [5, 6], length=0),
+        page_writes([3, 1], [0, 2], layers=(3, 5), src=(-190_000, 65536, 1024), dst=(-140_000, 50_000, 1500)),
     ],
-    ids=["shuffled", "layers", "odd strides", "many", "one source twice", "last page of the region", "no bytes"],
+    ids=[
+        *("shuffled", "layers", "odd strides", "many", "one source twice", "last page of the region", "no bytes"),
+        "layers behind others that were smaller",
+    ],
 )
 def test_pages_land_at_their_indices_and_the_gaps_stay_untouched(pair: Link, writes: PageWrites) -> None:
     pair.arm(9, writes.num_writes)

@@ -88,6 +88,10 @@ async def test_a_hit_at_the_prefiller_counts_as_cached_and_a_longer_prompt_fetch
     assert asked.of(type(await asked.finished()))[0].cached_tokens == 5 * PAGE
     page_bytes = decoder.instance.layout.kv.page_bytes * decoder.instance.layout.kv.num_layers
     assert prefiller.counter("fabric_bytes_posted_total") - sent < 3 * page_bytes
+    num_pages = 5 + 5 + -(-6 // PAGE)
+    await until(
+        lambda: prefiller.counter("kv_bytes_sent_rank0_total") == num_pages * page_bytes, "every page is counted once"
+    )
 
 
 @over_each_transport

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -52,11 +53,11 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in found if b"\0rank\0" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-async def started(world: World, *options: str) -> Lead:
+async def started(world: World, *options: str, role: Sequence[str] = ("decoder", "--colocated")) -> Lead:
     (world.checkpoint / "tokenizer.json").touch()  # the command line wants one, the process does not read it
     kv = kv_layout(world.checkpoint, page_size=PAGE, dtype="fp32")
     words = [
-        *("decoder", "--colocated", "--model", str(world.checkpoint), "--gateway", world.gateway.endpoint),
+        *(*role, "--model", str(world.checkpoint), "--gateway", world.gateway.endpoint),
         *("--dtype", "fp32", "--page-size", str(PAGE), "--chunk-tokens", str(CHUNK), "--log-level", "warning"),
         *("--kv-memory", str(NUM_PAGES * kv.num_layers * kv.page_bytes)),
         *options,
@@ -117,6 +118,25 @@ def test_a_rank_that_is_killed_ends_its_instance_with_one_line_and_the_gateway_h
         assert world.gateway.said_goodbye == {lead.uuid}
 
     play(checkpoint, tmp_path, reference)  # type: ignore[arg-type]
+
+
+@in_world
+async def test_a_prefillers_rank_that_is_killed_in_a_step_costs_its_decoder_nothing_but_time(world: World) -> None:
+    lead = await started(world, "--tp", "2", role=("prefiller", "--transports", "mapped"))
+    await lead.announced()
+    prefiller = lead.uuid
+    decoder = await world.decoder()
+    world.gateway.name_prefillers(decoder.uuid, prefiller)
+    await until(lambda: decoder.remote._messenger._prefillers.num_ready == 1, "it is ready")
+    (rank,) = await lead.ranks()
+    os.kill(rank, signal.SIGSTOP)
+    asked = await world.gateway.generate_remotely(decoder.uuid, prefiller, prompt(2 * CHUNK), 5)
+    status = world.gateway.status
+    await until(lambda: prefiller in status and status[prefiller].gauges["tickets_open"] == 1, "the prompt is there")
+    os.kill(rank, signal.SIGKILL)
+    await world.gateway.parked(asked)
+    assert await asked.text() == world.reference.text(prompt(2 * CHUNK), 5)
+    assert (await lead.ended())[0] == 1
 
 
 @in_world

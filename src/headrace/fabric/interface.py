@@ -91,7 +91,8 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
-    """One side of paged work: page i of layer l begins at offset + l * layer_stride + indices[i] * page_stride."""
+    """One side of paged work: page i of layer l begins at offset + l * layer_stride + indices[i] * page_stride. Only
+    where pages begin must be in the memory: behind layers of another stride the offset may be below 0."""
 
     offset: int
     layer_stride: int

@@ -124,9 +124,10 @@ class Sources:
         """The messages of these pages of the prompt (numbered from position 0), one record for each route."""
         if not pages:
             return []
-        positions = np.arange(pages.start, pages.stop, dtype=np.int64) - source.prompt.first
+        begin, end = pages.start - source.prompt.first, pages.stop - source.prompt.first
+        positions = np.arange(begin, end, dtype=np.int64)
         src_pages = np.array(source.pages[pages.start : pages.stop], dtype=np.int64)
-        dst_pages = np.array(source.message.pages, dtype=np.int64)[positions]
+        dst_pages = np.array(source.message.pages[begin:end], dtype=np.int64)
         return [
             route.writes(src_pages=src_pages, dst_pages=dst_pages, positions=positions) for route in source.plan.routes
         ]

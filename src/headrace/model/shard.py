@@ -34,6 +34,10 @@ class Shard:
         return self.dp * self.tp
 
     @property
+    def group(self) -> int:
+        return self.rank // self.tp
+
+    @property
     def place(self) -> int:
         """In the rank's group."""
         return self.rank % self.tp

@@ -79,6 +79,7 @@ def prefiller_status(
             "tickets_closed_total": tickets.num_closed,
             "strange_messages_total": tickets.num_strange_messages,
             **_by_reason("tickets_refused", tickets.num_refused),
+            **{f"kv_bytes_sent_rank{rank}_total": sent for rank, sent in enumerate(tickets.num_bytes_sent)},
             **_fabric_counters(fabric),
         },
     )
