@@ -10,11 +10,12 @@ import pytest
 from headrace.cli import commands
 from headrace.cli.app import run
 from headrace.cli.child import Child
-from headrace.cli.serve import ServeOptions, described_split, greeting, plan_children, reachable_host, serve
+from headrace.cli.serve import ServeOptions, Sizes, described_split, greeting, plan_children, reachable_host, serve
 from headrace.errors import InputError
 from headrace.gateway.options import GatewayOptions
 from headrace.roles.options import InstanceOptions, Transport
 
+SIZES = Sizes(chunk_tokens=64, max_running=5, kv_memory_bytes=64 << 20)
 OPTIONS = ServeOptions(
     prefillers=None,
     decoders=1,
@@ -32,11 +33,10 @@ OPTIONS = ServeOptions(
     require_provider=None,
     dtype="fp32",
     page_size=8,
-    chunk_tokens=64,
-    max_running=5,
+    prefiller_sizes=SIZES,
+    decoder_sizes=SIZES,
     tpot_ms=None,
     max_stall_ms=None,
-    kv_memory_bytes=64 << 20,
     max_model_len=512,
     kernels="torch",
     threads=3,

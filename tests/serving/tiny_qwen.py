@@ -34,7 +34,7 @@ ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 def write_qwen(made: Path) -> Path:
     """With the fields of its config.json where the published ones have them."""
     _write_weights(made)
-    tokenizer = _byte_level_tokenizer()
+    tokenizer = byte_level_tokenizer()
     tokenizer.save(str(made / "tokenizer.json"))
     end, plain_end = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
     config = json.loads((made / "config.json").read_text())
@@ -48,7 +48,8 @@ def write_qwen(made: Path) -> Path:
     return made
 
 
-def _byte_level_tokenizer() -> Tokenizer:
+def byte_level_tokenizer() -> Tokenizer:
+    """Without merges: a token is a byte, or one of the specials."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
     tokenizer.normalizer = normalizers.NFC()
@@ -74,8 +75,13 @@ def _write_weights(directory: Path) -> None:
         tie_word_embeddings=True,
     )
     model = Qwen3ForCausalLM(config)
+    draw_weights(model)
+    model.save_pretrained(directory)
+
+
+def draw_weights(model: torch.nn.Module) -> None:
+    """Large enough that every part shows in the logits."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape)
             weight.copy_(1 + drawn / 3 if "norm" in name else drawn * (1.5 / weight.shape[-1] ** 0.5))
-    model.save_pretrained(directory)

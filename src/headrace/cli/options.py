@@ -25,6 +25,7 @@ from headrace.cli.values import (
     transport_list,
     whole_number,
 )
+from headrace.deploy.sizes import MOST_INSTANCES, MOST_RANKS, MOST_REQUESTS, MOST_TOKENS
 from headrace.errors import InputError
 from headrace.gateway.options import GatewayOptions
 from headrace.kvcache.layout import KVDtype
@@ -39,10 +40,6 @@ MODEL_PANEL = "Model"
 MEMORY_PANEL = "Memory and batches"
 PLACE_PANEL = "Addresses"
 PROCESS_PANEL = "Processes"
-
-MOST_TOKENS = 2**20
-MOST_REQUESTS = 2**16
-MOST_RANKS = 64
 
 
 def _option(names: str, metavar: str | None, help_text: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 (typer's)
@@ -238,11 +235,19 @@ Insecure = Annotated[
     ),
 ]
 
+DeploymentFile = Annotated[
+    Path | None,
+    _option(
+        *("--deployment", "FILE", "A file that says which model, instances and sizes; see `headrace check`."),
+        PROCESS_PANEL,
+        show_default=False,
+    ),
+]
 Prefillers = Annotated[
     int | None,
     _option(
         *("--prefillers", "N", "Processes that compute prompts.", PROCESS_PANEL),
-        parser=whole_number(least=1, most=256),
+        parser=whole_number(least=1, most=MOST_INSTANCES),
         show_default="1",
     ),
 ]
@@ -250,7 +255,7 @@ Decoders = Annotated[
     int,
     _option(
         *("--decoders", "N", "Processes that generate; with --colocated those that do both.", PROCESS_PANEL),
-        parser=whole_number(least=1, most=256),
+        parser=whole_number(least=1, most=MOST_INSTANCES),
     ),
 ]
 Colocated = Annotated[
