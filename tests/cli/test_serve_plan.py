@@ -127,6 +127,14 @@ def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | Ins
     ]
 
 
+def test_degrees_arrive_at_their_role(tmp_path: Path, started: list[GatewayOptions | InstanceOptions]) -> None:
+    options = replace(OPTIONS, prefiller_tp=4, decoder_tp=2, decoder_dp=3)
+    for name in ("prefiller-0", "decoder-0"):
+        start(plan(options, tmp_path)[name])
+    start(plan(replace(options, colocated=True, prefiller_tp=None), tmp_path)["colocated-0"])
+    assert [(o.tp, o.dp) for o in started if isinstance(o, InstanceOptions)] == [(4, 1), (2, 3), (2, 3)]
+
+
 def test_what_was_not_asked_for_is_as_the_roles_have_it(
     tmp_path: Path, started: list[GatewayOptions | InstanceOptions]
 ) -> None:
@@ -185,6 +193,7 @@ def test_a_provider_that_contradicts_ends_it_before_anything_starts() -> None:
     "given",
     [
         {"prefillers": 1},
+        {"prefiller_tp": 1},
         {"transfer": "layers"},
         {"verify_kv": True},
         {"transports": ()},
@@ -201,6 +210,12 @@ def test_each_instance_gets_cpus_of_its_own(tmp_path: Path) -> None:
     assert "--cpus" not in children["gateway"].command
     cpus = [child.command[child.command.index("--cpus") + 1] for child in list(children.values())[1:]]
     assert cpus == ["5,4", "0,1", "2,3"]
+
+
+def test_each_rank_has_cpus_of_its_own(tmp_path: Path) -> None:
+    children = plan(replace(OPTIONS, threads=1, prefiller_tp=2, decoder_dp=2, cpus=(3, 2, 0, 1)), tmp_path)
+    cpus = [child.command[child.command.index("--cpus") + 1] for child in list(children.values())[1:]]
+    assert cpus == ["3,2", "0,1"]
 
 
 @pytest.mark.parametrize("cpus", [(0,), (0, 1, 2)])

@@ -4,7 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -47,7 +47,7 @@ class Step:
         self.num_computed = 0
         self._steps = steps
         watch = RankWatch((), (), on_lost=lambda loss: None)
-        self.others = RankProcesses([link], watch, steps, Path())
+        self.others = RankProcesses([link], watch, steps=steps, meeting_points=Mock())
         self.runner = RankedRunner(self.own, self.others)  # type: ignore[arg-type]
 
     def be_the_other(self, link: socket.socket) -> None:

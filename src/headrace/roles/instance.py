@@ -6,7 +6,6 @@ role that uses them owns pages and requests. Knows no messages but the descripti
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -32,7 +31,7 @@ from headrace.model.shape import ModelShape
 from headrace.protocol.control import CONTROL_VERSION, Announce, Limits
 from headrace.roles.options import NEAR, InstanceOptions
 from headrace.roles.pool_plan import plan_pool, plan_sharding
-from headrace.roles.rank_model import open_rank_model
+from headrace.roles.rank_model import open_rank_model, place_model_thread
 from headrace.roles.rank_processes import open_rank_processes
 from headrace.roles.ranked_runner import RankedRunner
 
@@ -147,7 +146,7 @@ def open_instance(
         )
         memory = filling.result()
         runner = Runner(model, layer_views(memory, layout), page_size=layout.kv.page_size, num_pages=layout.num_pages)
-        place = partial(_place_model_thread, torch.get_num_threads(), options.cpus)
+        place = partial(place_model_thread, torch.get_num_threads(), options.cpus_of(0))
         thread = exits.enter_context(ThreadPoolExecutor(1, "model", initializer=place))
         run_step: RunStep = partial(_run_alone, runner)
         if others is not None:
@@ -187,12 +186,6 @@ def _being_filled(num_bytes: int) -> Iterator[Future[PoolMemory]]:
         finally:
             if filling.exception() is None:
                 filling.result().close()
-
-
-def _place_model_thread(num_torch_threads: int, cpus: Sequence[int]) -> None:
-    torch.set_num_threads(num_torch_threads)  # torch counts them for each thread that calls it
-    if cpus:
-        os.sched_setaffinity(0, cpus[:1])
 
 
 def described_fabric(options: InstanceOptions) -> str:

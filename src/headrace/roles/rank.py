@@ -14,6 +14,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from headrace.engine.runner import Runner
 from headrace.engine.step_memory import StepMemory
 from headrace.errors import InputError
@@ -22,7 +24,7 @@ from headrace.kvcache.pool import layer_views
 from headrace.roles.rank_messages import BEAT_S, Compute, Computed, Failed, Here, Loaded, RankTask, Refused
 from headrace.roles.rank_messages import receive as receive_from
 from headrace.roles.rank_messages import send as send_to
-from headrace.roles.rank_model import open_rank_model
+from headrace.roles.rank_model import open_rank_model, place_model_thread
 
 _PR_SET_PDEATHSIG = 1
 
@@ -54,6 +56,7 @@ def _compute_steps(task: RankTask, lead: socket.socket, steps: StepMemory) -> No
         memory = PoolMemory(layout.total_bytes, memory_fd)
         views = layer_views(memory, layout, task.rank)
         runner = Runner(model, views, page_size=layout.kv.page_size, num_pages=layout.num_pages)
+        place_model_thread(torch.get_num_threads(), options.cpus_of(task.rank))
         send_to(lead, Loaded())
         while isinstance(receive_from(lead), Compute):
             send_to(lead, _compute_step(runner, steps, group, draws_tokens=task.rank % options.tp == 0))

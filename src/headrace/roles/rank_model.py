@@ -3,9 +3,12 @@
 Owns both until the context ends. Synchronous, for start-up.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+
+import torch
 
 from headrace.model.gloo_ranks import GlooRanks
 from headrace.model.interface import Model
@@ -68,3 +71,10 @@ def _parallel(options: InstanceOptions, rank: int, meeting_points: Path | None) 
             yield Parallel(group=OneRank() if options.tp == 1 else everyone, everyone=everyone)
         else:
             yield Parallel(group=meet(f"group-{group}", place, options.tp), everyone=everyone)
+
+
+def place_model_thread(num_torch_threads: int, cpus: Sequence[int]) -> None:
+    """On the thread that is to compute, when the model is there; `cpus` are the rank's."""
+    torch.set_num_threads(num_torch_threads)  # torch counts them for each thread that calls it
+    if cpus:
+        os.sched_setaffinity(0, cpus[:1])

@@ -34,12 +34,21 @@ class RankProcesses:
     answer either."""
 
     def __init__(
-        self, links: Sequence[socket.socket], watch: RankWatch, steps: StepMemory, meeting_points: Path
+        self,
+        links: Sequence[socket.socket],
+        watch: RankWatch,
+        *,
+        steps: StepMemory,
+        meeting_points: "TemporaryDirectory[str]",
     ) -> None:
         self.steps = steps
-        self.meeting_points = meeting_points
+        self._meeting_points = meeting_points
         self._links = links
         self._watch = watch
+
+    @property
+    def meeting_points(self) -> Path:
+        return Path(self._meeting_points.name)
 
     def begin(self, tasks: Sequence[RankTask]) -> None:
         """Tell them what they are, and wait until all can meet. Raises RankLost."""
@@ -55,6 +64,7 @@ class RankProcesses:
             with suppress(OSError):
                 socket.send_fds(link, [b"."], [memory_fd])
         self._expect(Loaded)
+        self._meeting_points.cleanup()  # all have met; nothing is left of it if this process is killed
 
     def begin_step(self) -> None:
         """They compute what lies in the step memory."""
@@ -111,11 +121,8 @@ def open_rank_processes(
         max_model_len=max_model_len,
         page_size=options.page_size,
     )
-    with (
-        closing(StepMemory(limits, options.dp)) as steps,
-        TemporaryDirectory(prefix="headrace-ranks-") as meeting_points,
-        ExitStack() as exits,
-    ):
+    meeting_points = TemporaryDirectory(prefix="headrace-ranks-")
+    with meeting_points, closing(StepMemory(limits, options.dp)) as steps, ExitStack() as exits:
         tasks = [
             RankTask(
                 options=options,
@@ -123,14 +130,14 @@ def open_rank_processes(
                 fingerprint=fingerprint,
                 layout=layout,
                 limits=limits,
-                meeting_points=meeting_points,
+                meeting_points=meeting_points.name,
             )
             for rank in range(1, options.num_ranks)
         ]
         with _signals_held():
             started = [_start(task, steps.fd) for task in tasks]
             watch = RankWatch([one.process for one in started], [one.pulse for one in started], on_lost=on_lost)
-            ranks = RankProcesses([one.link for one in started], watch, steps, Path(meeting_points))
+            ranks = RankProcesses([one.link for one in started], watch, steps=steps, meeting_points=meeting_points)
             exits.callback(ranks.close)
         ranks.begin(tasks)
         yield ranks
