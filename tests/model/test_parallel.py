@@ -1,9 +1,13 @@
 """Models over several ranks compute what one rank does, which is what transformers does: heads, MLP and vocabulary cut
 in a group, experts over all ranks, groups with tokens of their own or none. Loaded from a checkpoint, each its part."""
 
+import math
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -11,8 +15,11 @@ from checkpoints import saved
 from fp8_blocks import quantise
 from gemma3_oracle import Gemma3Oracle
 from llama_oracle import VARIANTS, Oracle, PagedLlama, random_tokens
-from thread_ranks import in_ranks
+from safetensors import safe_open
+from thread_ranks import Meeting, ThreadRanks, in_ranks
 
+from headrace.model import qwen3_moe, weights
+from headrace.model.checkpoint import read_shape
 from headrace.model.expert_fields import Experts
 from headrace.model.expert_mlp import SoftmaxRouter
 from headrace.model.expert_ranks import expert_mlp
@@ -20,8 +27,6 @@ from headrace.model.llama import GatedMlp
 from headrace.model.parallel import ALONE, Parallel
 from headrace.model.torch_ops import TorchGatedLinear, TorchLinear
 from headrace.model.weights import load_model
-
-T = TypeVar("T")
 
 MOE = "Qwen3-MoE: a dense layer among sparse ones"
 V2 = "DeepSeek-V2: queries from the hidden state, any expert"
@@ -115,6 +120,45 @@ def test_blocks_of_fp8_may_be_cut_anywhere(variant: str, tmp_path: Path) -> None
     in_blocks, as_values = (in_ranks(act_in(directory), tp=2) for directory in (whole, twin))
     for own, expected in zip(in_blocks, as_values, strict=True):
         assert torch.equal(own, expected)
+
+
+class RecordedFile:
+    """As safetensors opens one; counts what is read of each tensor."""
+
+    def __init__(self, read: Counter[str], *where: Any) -> None:
+        self._opened = safe_open(*where)
+        self._read = read
+
+    def __enter__(self) -> "RecordedFile":
+        self._file = self._opened.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._counted(name, self._file.get_tensor(name))
+
+    def get_slice(self, name: str) -> Any:
+        slices = MagicMock()
+        slices.__getitem__ = lambda _, part: self._counted(name, self._file.get_slice(name)[part])
+        return slices
+
+    def _counted(self, name: str, read: torch.Tensor) -> torch.Tensor:
+        self._read[name] += read.numel()
+        return read
+
+
+def test_a_rank_reads_no_more_than_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = read_shape(checkpoint(MOE, tmp_path))
+    everyone, group = Meeting(4), Meeting(2)
+    for rank in range(4):
+        read: Counter[str] = Counter()
+        monkeypatch.setattr(weights, "safe_open", partial(RecordedFile, read))
+        parallel = Parallel(group=ThreadRanks(group, rank % 2), everyone=ThreadRanks(everyone, rank))
+        load_model(tmp_path, dtype="fp32", parallel=parallel)
+        own = qwen3_moe.tensor_shapes(parallel.shard.of(shape))
+        assert read == {name: math.prod(size) for name, size in own.items()}
 
 
 @pytest.mark.parametrize("tp", [1, 2])
