@@ -243,6 +243,8 @@ def test_a_person_is_told_how_kv_travels_where_it_does() -> None:
     told = described_split(replace(OPTIONS, prefillers=2, decoders=1))
     assert told == "KV goes from 2 prefillers to 1 decoder over mapped.\n"
     assert described_split(replace(OPTIONS, decoders=3, transports=("tcp",))).endswith("to 3 decoders over tcp.\n")
+    told_of_ranks = described_split(replace(OPTIONS, prefiller_tp=4, decoders=2, decoder_dp=2))
+    assert told_of_ranks == "KV goes from 1 prefiller of 4 ranks to 2 decoders of 2 ranks over mapped.\n"
     assert described_split(replace(OPTIONS, colocated=True)) == ""
     assert f"Ctrl-C ends it.\n{told}To try:\n" in greeting("127.0.0.1", 9000, "tiny", split=told)
 

@@ -23,25 +23,35 @@ LENGTHS = (2, 60, 100, 180)
 NUM_TOKENS = 24
 
 
+Degrees = tuple[int, int, int]
+"""tp of the prefiller, tp of the decoder, and its dp."""
+
+OF_QWEN: list[Degrees] = [(1, 2, 1), (2, 1, 1), (4, 2, 1)]
+OF_DEEPSEEK: list[Degrees] = [(2, 1, 2)]
+if os.environ.get("HEADRACE_TRANSPORTS"):  # the whole matrix, which takes minutes
+    OF_QWEN = [(here, there, 1) for here in (1, 2, 4) for there in (1, 2, 4)]
+    OF_DEEPSEEK = [(here, 1, there) for here in (1, 2, 4) for there in (1, 2)]
+
+
 @pytest.mark.parametrize(
-    ("write", "ranks"),
+    ("write", "degrees"),
     [
-        pytest.param(write_qwen, ("--decoder-tp", "2"), id="1 to 2"),
-        pytest.param(write_qwen, ("--prefiller-tp", "2"), id="2 to 1"),
-        pytest.param(write_qwen, ("--prefiller-tp", "4", "--decoder-tp", "2"), id="4 to 2"),
-        pytest.param(write_deepseek, ("--prefiller-tp", "2", "--decoder-dp", "2"), id="latents of 2 to 2 groups"),
+        *(pytest.param(write_qwen, degrees, id=f"heads {degrees}") for degrees in OF_QWEN),
+        *(pytest.param(write_deepseek, degrees, id=f"latents {degrees}") for degrees in OF_DEEPSEEK),
     ],
 )
 def test_text_is_transformers_whatever_the_degrees(
-    write: Callable[[Path], Path], ranks: tuple[str, ...], tmp_path: Path, transport: str
+    write: Callable[[Path], Path], degrees: Degrees, tmp_path: Path, transport: str
 ) -> None:
     directory = write(tmp_path)
+    prefiller_tp, decoder_tp, decoder_dp = map(str, degrees)
+    ranks = ("--prefiller-tp", prefiller_tp, "--decoder-tp", decoder_tp, "--decoder-dp", decoder_dp)
     prompts = [random.Random(length).choices(range(256), k=length) for length in LENGTHS]
     with Served(directory, *OPTIONS, *ranks, "--require-provider", transport) as served:
         texts = served.complete_all(prompts, NUM_TOKENS, at_once=len(prompts))
         again = served.complete(prompts[-1], NUM_TOKENS)
-        gauges = served.gauges()
         served.wait_idle()
+        gauges = served.gauges()
     judged = Oracle(directory).judge_all(prompts, [text.token_ids for text in texts])
     assert [length for length, each in zip(LENGTHS, judged, strict=True) if each.is_clear and not each.is_right] == []
     assert sum(each.is_clear for each in judged) >= 3, "too many prompts were left out"
@@ -49,6 +59,10 @@ def test_text_is_transformers_whatever_the_degrees(
     assert gauges["decoder-0", "prefill_tokens_total"] == 0
     assert gauges["decoder-0", "tickets_ready_total"] >= len(LENGTHS)
     assert gauges["decoder-0", "wrong_bytes_total"] == 0
+    sent = [gauges["prefiller-0", f"kv_bytes_sent_rank{rank}_total"] for rank in range(degrees[0])]
+    print(f"{degrees} over {transport}: bytes by rank {sent}")
+    if write is write_qwen and degrees[0] <= 2:  # without replicas, which take turns by request
+        assert len(set(sent)) == 1 and sent[0] > 0, sent
 
 
 def ranks_of(pid: int) -> list[int]:

@@ -85,14 +85,14 @@ PageSize = Annotated[
 ChunkTokens = Annotated[
     int,
     _option(
-        *("--chunk-tokens", "TOKENS", "Prompt tokens computed in one step of a group, at most.", MEMORY_PANEL),
+        *("--chunk-tokens", "TOKENS", "Prompt tokens computed in one step, at most.", MEMORY_PANEL),
         parser=whole_number(least=1, most=MOST_TOKENS),
     ),
 ]
 MaxRunning = Annotated[
     int,
     _option(
-        *("--max-running", "N", "Requests that hold KV pages of a group at once, at most.", MEMORY_PANEL),
+        *("--max-running", "N", "Requests that hold KV pages at once, at most.", MEMORY_PANEL),
         parser=whole_number(least=1, most=MOST_REQUESTS),
     ),
 ]
@@ -153,11 +153,13 @@ def _ranks(name: str, help_text: str, **more: Any) -> Any:  # noqa: ANN401 (type
     return _option(name, "N", help_text, PROCESS_PANEL, parser=whole_number(least=1, most=MOST_RANKS), **more)
 
 
-Tp = Annotated[int, _ranks("--tp", "Ranks (processes) that share each layer, its KV heads and its experts.")]
-Dp = Annotated[int, _ranks("--dp", "Groups of such ranks, each with requests of its own; experts are shared by all.")]
-PrefillerTpIfSplit = Annotated[int | None, _ranks("--prefiller-tp", "--tp of each prefiller.", show_default="1")]
-DecoderTp = Annotated[int, _ranks("--decoder-tp", "--tp of each decoder; with --colocated of each of them.")]
-DecoderDp = Annotated[int, _ranks("--decoder-dp", "--dp of each decoder; with --colocated of each of them.")]
+_TP_HELP = "Ranks (processes) that share each layer, its heads and experts"
+_DP_HELP = "Groups of ranks, each with a step, pages and --max-running of its own; experts are spread over all"
+Tp = Annotated[int, _ranks("--tp", f"{_TP_HELP}.")]
+Dp = Annotated[int, _ranks("--dp", f"{_DP_HELP}.")]
+PrefillerTpIfSplit = Annotated[int | None, _ranks("--prefiller-tp", f"{_TP_HELP}: of a prefiller.", show_default="1")]
+DecoderTp = Annotated[int, _ranks("--decoder-tp", f"{_TP_HELP}: of a decoder, colocated too.")]
+DecoderDp = Annotated[int, _ranks("--decoder-dp", f"{_DP_HELP}: of a decoder, colocated too.")]
 
 _TRANSFER = _option(
     *("--transfer", "|".join(get_args(Transfer)), "Send each layer as it is computed, or all when all are."),

@@ -243,8 +243,13 @@ def described_split(options: ServeOptions) -> str:
     if options.colocated:
         return ""
     counts = Counter(role for role, _ in instances_of(options))
-    prefillers, decoders = (f"{counts[role]} {role}{'s' * (counts[role] > 1)}" for role in ("prefiller", "decoder"))
+    prefillers, decoders = (_described_pool(role, counts[role], options) for role in ("prefiller", "decoder"))
     return f"KV goes from {prefillers} to {decoders} over {transports_of(options)[0]}.\n"
+
+
+def _described_pool(role: Role, number: int, options: ServeOptions) -> str:
+    num_ranks = num_ranks_of(role, options)
+    return f"{number} {role}{'s' * (number > 1)}" + (f" of {num_ranks} ranks" if num_ranks > 1 else "")
 
 
 def greeting(host: str, port: int, model: str, *, split: str = "") -> str:
