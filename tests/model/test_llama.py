@@ -1,5 +1,5 @@
-"""Our Llama, Qwen2 and Qwen3 against transformers' in fp32, however tokens are cut into steps; then what they owe to
-pages and peers."""
+"""Our Llama, Qwen2, Qwen3 and DeepSeek against transformers' in fp32, however tokens are cut into steps; then what they
+owe to pages and peers."""
 
 import random
 from collections.abc import Callable

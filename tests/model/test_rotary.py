@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 from llama_oracle import Oracle, PagedLlama, random_tokens
-from transformers import LlamaConfig
+from transformers import DeepseekV3Config, LlamaConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headrace.model.batch import Batch, Row
@@ -51,6 +52,10 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
+OF_DEEPSEEK = {**ROPES["yarn, every part"], "mscale": 1.0, "mscale_all_dim": 0.707}
+del OF_DEEPSEEK["attention_factor"]
+
+
 def config_with(rope: dict[str, Any], head_dim: int) -> LlamaConfig:
     return LlamaConfig(
         architectures=["LlamaForCausalLM"],
@@ -74,6 +79,15 @@ def test_frequencies_and_angles_are_those_of_transformers_to_the_bit(rope: str, 
     expected = theirs(torch.zeros(1), torch.from_numpy(batch.positions)[None])
     for found, both_halves in zip(rotation(batch, ours), expected, strict=True):
         assert torch.equal(found, both_halves[0, :, : head_dim // 2])
+
+
+@pytest.mark.parametrize("rope", [ROPES["default"], ROPES["yarn"], OF_DEEPSEEK], ids=["default", "yarn", "mscales"])
+def test_of_deepseek_only_the_part_that_turns_has_angles(rope: dict[str, Any]) -> None:
+    config = DeepseekV3Config(architectures=["DeepseekV3ForCausalLM"], rope_parameters=dict(rope))
+    shape, theirs = ModelShape.from_config(config.to_dict()), DeepseekV3RotaryEmbedding(config)
+    ours = rotary(shape.rope_theta, shape.rotary_dim, shape.rope_scaling)
+    assert len(ours.frequencies) == 32  # half of qk_rope_head_dim
+    assert torch.equal(ours.frequencies, theirs.inv_freq) and ours.scale == theirs.attention_scaling
 
 
 def short(rope: dict[str, Any]) -> dict[str, Any]:

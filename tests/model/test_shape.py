@@ -568,12 +568,14 @@ def test_bases_that_disagree_are_refused() -> None:
 # ---- weights in few bits -------------------------------------------------------------------------------------------
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-OF_DEEPSEEK = {**FP8, "scale_fmt": "ue8m0"}
+OF_DEEPSEEK_V31 = {**FP8, "scale_fmt": "ue8m0"}
 OF_QWEN = {**FP8, "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"]}
 OF_TRANSFORMERS = {field: FP8[field] for field in ("quant_method", "weight_block_size")}
 
 
-@pytest.mark.parametrize("quantization", [FP8, OF_DEEPSEEK, OF_QWEN, OF_TRANSFORMERS], ids=["", "V3", "Qwen", "short"])
+@pytest.mark.parametrize(
+    "quantization", [FP8, OF_DEEPSEEK_V31, OF_QWEN, OF_TRANSFORMERS], ids=["", "V3.1", "Qwen", "short"]
+)
 @pytest.mark.parametrize("config", [CONFIG, QWEN2, QWEN3, GEMMA3], ids=["Llama", "Qwen2", "Qwen3", "Gemma 3"])
 def test_blocks_of_fp8_are_known_in_every_family(config: dict[str, Any], quantization: dict[str, Any]) -> None:
     plain = ModelShape.from_config(config)

@@ -1,12 +1,10 @@
 """A seeded Llama of two layers on disk, and the text that it writes, computed without pages, batches or caches."""
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
+from seeded_checkpoint import write_seeded
 
 from headrace.engine.requests import SamplingParams
 from headrace.engine.sampling import sample, top2_margin
@@ -15,8 +13,6 @@ from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pool import layer_views
 from headrace.model.batch import Batch, Row
 from headrace.model.checkpoint import read_shape
-from headrace.model.llama import tensor_shapes
-from headrace.model.shape import ModelShape
 from headrace.model.weights import load_model
 
 VOCABULARY, LONGEST = 256, 512
@@ -43,15 +39,7 @@ CONFIG = {
 
 
 def write_checkpoint(directory: Path, *, seed: int = 0) -> Path:
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, size in tensor_shapes(ModelShape.from_config(CONFIG)).items():
-        drawn = torch.randn(size, generator=generator)
-        drawn = 1 + drawn / 3 if "norm" in name else drawn * (1.5 / size[-1] ** 0.5)
-        tensors[name] = drawn.bfloat16()
-    save_file(tensors, directory / "model.safetensors")
-    return directory
+    return write_seeded(directory, CONFIG, seed=seed)
 
 
 def kv_layout(directory: Path, *, page_size: int, dtype: KVDtype) -> KVLayout:

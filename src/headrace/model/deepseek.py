@@ -3,8 +3,8 @@ experts, some of them shared by all tokens.
 
 Owns both, and the names of their tensors. Attention is computed in latent space, in prefill and decode alike: a head's
 query is multiplied with the matrix that would make keys of latents, and what it attends to with the one that makes
-values. For long chunks that is some three times the products of attention by heads; but no latent of an earlier chunk
-is ever expanded, and a row's result does not depend on where chunks end. Runs on the model thread.
+values. For long chunks that is three to four times the products of attention by heads; but no latent of an earlier
+chunk is ever expanded, and a row's result does not depend on where chunks end. Runs on the model thread.
 
 Legend beside `interface`'s: R rank of the latent, E experts.
 """

@@ -1,6 +1,6 @@
 """The Llama family: grouped-query attention with rotary positions, rms-norm, a silu-gated MLP. And the two that differ
 from it by one line each: Qwen2, with a bias on queries, keys and values, and dense Qwen3, with normed queries and keys.
-`qwen3_moe` has another MLP.
+`qwen3_moe` has another MLP, `deepseek` another attention too.
 
 Owns one model's weights and the order of its operations, which `ops` computes. Knows no files: `weights` hands it its
 tensors. Runs on the model thread; while it calls torch or a kernel, the GIL is free.
