@@ -31,9 +31,9 @@ TEMPLATE = """{%- set ns = namespace(last=messages|length - 1) %}
 ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
-def write_qwen(made: Path) -> Path:
+def write_qwen(made: Path, *, num_kv_heads: int = 2) -> Path:
     """With the fields of its config.json where the published ones have them."""
-    _write_weights(made)
+    _write_weights(made, num_kv_heads)
     tokenizer = byte_level_tokenizer()
     tokenizer.save(str(made / "tokenizer.json"))
     end, plain_end = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
@@ -49,7 +49,7 @@ def write_qwen(made: Path) -> Path:
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """Without merges: a token is a byte, or one of the specials."""
+    """A token for each byte, 256 in all, and the special ones behind them."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
     tokenizer.normalizer = normalizers.NFC()
@@ -61,7 +61,7 @@ def byte_level_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _write_weights(directory: Path) -> None:
+def _write_weights(directory: Path, num_kv_heads: int) -> None:
     torch.manual_seed(3)
     config = Qwen3Config(
         vocab_size=320,  # more than the tokenizer has
@@ -69,19 +69,14 @@ def _write_weights(directory: Path) -> None:
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=num_kv_heads,
         head_dim=32,
         max_position_embeddings=128,
         tie_word_embeddings=True,
     )
     model = Qwen3ForCausalLM(config)
-    draw_weights(model)
-    model.save_pretrained(directory)
-
-
-def draw_weights(model: torch.nn.Module) -> None:
-    """Large enough that every part shows in the logits."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape)
             weight.copy_(1 + drawn / 3 if "norm" in name else drawn * (1.5 / weight.shape[-1] ** 0.5))
+    model.save_pretrained(directory)
