@@ -19,8 +19,8 @@ from headrace.model.ranks import OneRank, Ranks
 from headrace.roles.options import InstanceOptions
 
 COLLECTIVE_S = 60.0
-"""How long a rank waits for the others: to meet, and in a step. One that is dead or stopped is noticed sooner; this is
-for one whose model thread alone hangs."""
+"""How long a rank waits for the others: to meet, and in a step; and its lead, when its own part is done, for the rest.
+One that is dead or stopped is noticed sooner; this is for one whose model thread alone hangs."""
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from headrace.errors import InputError, RankLost
 from headrace.kvcache.layout import PoolLayout
 from headrace.roles.options import InstanceOptions
 from headrace.roles.rank_messages import Compute, Computed, Failed, Here, Loaded, RankTask, Refused, receive, send
+from headrace.roles.rank_model import COLLECTIVE_S
 from headrace.roles.rank_watch import RankWatch
 from headrace.roles.stopping import STOP_SIGNALS
 
@@ -74,7 +75,7 @@ class RankProcesses:
 
     def end_step(self) -> None:
         """Wait for all of them. Raises RankLost, and InputError for logits that are no numbers."""
-        self._expect(Computed)
+        self._expect(Computed, within_s=COLLECTIVE_S)
 
     def lost(self, otherwise: str) -> RankLost:
         """Why a step could not be computed, as far as is known."""
@@ -86,11 +87,16 @@ class RankProcesses:
         for link in self._links:
             link.close()
 
-    def _expect(self, kind: type[Here | Loaded | Computed]) -> None:
+    def _expect(self, kind: type[Here | Loaded | Computed], *, within_s: float | None = None) -> None:
         """Hears all of them before it raises what one has refused: the others are in step, and stay so."""
         refusal = None
         for rank, link in enumerate(self._links, start=1):
-            match receive(link):
+            link.settimeout(within_s)
+            try:
+                answer = receive(link)
+            except TimeoutError:
+                raise self.lost(f"rank {rank} has not answered for {within_s:g} s") from None
+            match answer:
                 case Refused(field=field, text=text):
                     refusal = refusal or InputError(field, f"{text} (rank {rank})")
                 case Failed(text=text):
