@@ -131,8 +131,8 @@ def other_hangs(step: Step) -> None:
 @pytest.mark.parametrize(
     ("fail", "said"),
     [
-        (own_fails, "rank 0 failed in a step: no answer"),
-        (other_fails, "rank 1 failed in a step: no memory"),
+        (own_fails, "rank 0 failed: no answer"),
+        (other_fails, "rank 1 failed: no memory"),
         (other_hangs, "rank 1 has not answered for 0.2 s"),
     ],
 )

@@ -1,9 +1,8 @@
 """The rank processes of an instance, as its lead has them: started, told to load and to compute, ended.
 
 Owns the processes, the sockets to them, the memory that steps are written into and the folder where all ranks meet. The
-lead is rank 0 itself: `rank_model` and `ranked_runner` have its part.
-Started on the main thread (the kernel ends a rank with the thread that started it), then used on the model thread; who
-dies or hangs meanwhile is the watch's to say.
+lead is rank 0 itself: `rank_model` and `ranked_runner` have its part. Started on the main thread (the kernel ends a
+rank with the thread that started it), then used on the model thread; who dies or hangs meanwhile is the watch's to say.
 """
 
 import logging
@@ -100,7 +99,7 @@ class RankProcesses:
                 case Refused(field=field, text=text):
                     refusal = refusal or InputError(field, f"{text} (rank {rank})")
                 case Failed(text=text):
-                    raise self.lost(f"rank {rank} failed in a step: {text}")
+                    raise self.lost(f"rank {rank} failed: {text}")
                 case message if not isinstance(message, kind):
                     raise self.lost(f"rank {rank} has ended")
         if refusal is not None:
