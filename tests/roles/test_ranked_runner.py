@@ -15,7 +15,7 @@ from headrace.engine.step_memory import StepLimits, StepMemory
 from headrace.errors import InputError, RankLost
 from headrace.model.batch import Batch, Row
 from headrace.model.interface import AfterLayer, nothing_after
-from headrace.roles import rank_watch
+from headrace.roles import rank_processes, rank_watch
 from headrace.roles.rank_messages import Compute, Computed, Failed, RankMessage, Refused, receive, send
 from headrace.roles.rank_processes import RankProcesses
 from headrace.roles.rank_watch import RankWatch
@@ -124,14 +124,23 @@ def other_fails(step: Step) -> None:
     step.answers = [Failed(text="no memory")]
 
 
+def other_hangs(step: Step) -> None:
+    step.answers = [Compute()]
+
+
 @pytest.mark.parametrize(
     ("fail", "said"),
-    [(own_fails, "rank 0 failed in a step: no answer"), (other_fails, "rank 1 failed in a step: no memory")],
+    [
+        (own_fails, "rank 0 failed: no answer"),
+        (other_fails, "rank 1 failed: no memory"),
+        (other_hangs, "rank 1 has not answered for 0.2 s"),
+    ],
 )
 def test_a_step_that_was_not_computed_to_its_end_is_the_last(
     step: Step, fail: Fails, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_watch, "WORDS_S", 0.05)
+    monkeypatch.setattr(rank_processes, "COLLECTIVE_S", 0.2)
     fail(step)
     with pytest.raises(RankLost, match=f"^{said}$"):
         step.runner.run([rows(2), rows(3)])

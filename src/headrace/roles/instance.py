@@ -27,11 +27,12 @@ from headrace.model.checkpoint import fingerprint, read_shape
 from headrace.model.footprint import own_footprint
 from headrace.model.interface import AfterLayer, nothing_after
 from headrace.model.kernels import WrapOps, as_they_are
+from headrace.model.parallel import ALONE
 from headrace.model.shape import ModelShape
 from headrace.protocol.control import CONTROL_VERSION, Announce, Limits
 from headrace.roles.options import NEAR, InstanceOptions
 from headrace.roles.pool_plan import plan_pool, plan_sharding
-from headrace.roles.rank_model import open_rank_model, place_model_thread
+from headrace.roles.rank_model import meet, open_rank_model, place_model_thread
 from headrace.roles.rank_processes import open_rank_processes
 from headrace.roles.ranked_runner import RankedRunner
 
@@ -124,7 +125,7 @@ def open_instance(
     model_fingerprint = fingerprint(options.model_dir, dtype=options.dtype)
     with ExitStack() as exits:
         filling = exits.enter_context(_being_filled(layout.total_bytes))
-        others = None
+        others, parallel = None, ALONE
         if options.num_ranks > 1:
             others = exits.enter_context(
                 open_rank_processes(
@@ -135,14 +136,12 @@ def open_instance(
                     on_lost=on_rank_lost,
                 )
             )
+            try:
+                parallel = exits.enter_context(meet(options, rank=0, meeting_points=others.meeting_points))
+            except RankLost as loss:
+                raise others.lost(str(loss)) from loss
         model = exits.enter_context(
-            open_rank_model(
-                options,
-                rank=0,
-                fingerprint=model_fingerprint,
-                meeting_points=None if others is None else others.meeting_points,
-                wrap=wrap,
-            )
+            open_rank_model(options, rank=0, fingerprint=model_fingerprint, parallel=parallel, wrap=wrap)
         )
         memory = filling.result()
         runner = Runner(model, layer_views(memory, layout), page_size=layout.kv.page_size, num_pages=layout.num_pages)

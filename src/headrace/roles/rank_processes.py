@@ -1,9 +1,8 @@
 """The rank processes of an instance, as its lead has them: started, told to load and to compute, ended.
 
 Owns the processes, the sockets to them, the memory that steps are written into and the folder where all ranks meet. The
-lead is rank 0 itself: `rank_model` and `ranked_runner` have its part.
-Started on the main thread (the kernel ends a rank with the thread that started it), then used on the model thread; who
-dies or hangs meanwhile is the watch's to say.
+lead is rank 0 itself: `rank_model` and `ranked_runner` have its part. Started on the main thread (the kernel ends a
+rank with the thread that started it), then used on the model thread; who dies or hangs meanwhile is the watch's to say.
 """
 
 import logging
@@ -23,6 +22,7 @@ from headrace.errors import InputError, RankLost
 from headrace.kvcache.layout import PoolLayout
 from headrace.roles.options import InstanceOptions
 from headrace.roles.rank_messages import Compute, Computed, Failed, Here, Loaded, RankTask, Refused, receive, send
+from headrace.roles.rank_model import COLLECTIVE_S
 from headrace.roles.rank_watch import RankWatch
 from headrace.roles.stopping import STOP_SIGNALS
 
@@ -74,7 +74,7 @@ class RankProcesses:
 
     def end_step(self) -> None:
         """Wait for all of them. Raises RankLost, and InputError for logits that are no numbers."""
-        self._expect(Computed)
+        self._expect(Computed, within_s=COLLECTIVE_S)
 
     def lost(self, otherwise: str) -> RankLost:
         """Why a step could not be computed, as far as is known."""
@@ -86,15 +86,20 @@ class RankProcesses:
         for link in self._links:
             link.close()
 
-    def _expect(self, kind: type[Here | Loaded | Computed]) -> None:
+    def _expect(self, kind: type[Here | Loaded | Computed], *, within_s: float | None = None) -> None:
         """Hears all of them before it raises what one has refused: the others are in step, and stay so."""
         refusal = None
         for rank, link in enumerate(self._links, start=1):
-            match receive(link):
+            link.settimeout(within_s)
+            try:
+                answer = receive(link)
+            except TimeoutError:
+                raise self.lost(f"rank {rank} has not answered for {within_s:g} s") from None
+            match answer:
                 case Refused(field=field, text=text):
                     refusal = refusal or InputError(field, f"{text} (rank {rank})")
                 case Failed(text=text):
-                    raise self.lost(f"rank {rank} failed in a step: {text}")
+                    raise self.lost(f"rank {rank} failed: {text}")
                 case message if not isinstance(message, kind):
                     raise self.lost(f"rank {rank} has ended")
         if refusal is not None:
