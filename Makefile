@@ -3,8 +3,8 @@
 # make check       what a change must pass: format, lint, types, import contract, tests
 # make test-hosts  the tests across two hosts made of network namespaces (root, or users who may make some; minutes)
 # make test-transports  whole deployments over each transport; `make test` has some over one, some over the other
-# make test-matrix  prefillers and decoders of all degrees over each transport, and a table of what each rank sent
-#                  (processes by the hundred; half an hour)
+# make test-matrix  prefillers and decoders of all degrees over each transport; a table of what each rank sent, which
+#                  HEADRACE_TABLE=FILE keeps (half an hour)
 # make soak        a hundred thousand random histories of the messenger, and 24 GiB over each transport with readers
 #                  that are killed in the middle (half an hour)
 # make sanitize    the tests of the native modules, in a build of their own that traps wrong addresses and undefined

@@ -93,12 +93,13 @@ def show_same_text(
         gauges = served.gauges()
     seconds = time.monotonic() - began
     judged = model.oracle.judge_all(prompts, [text.token_ids for text in texts])
-    assert [len(prompts[i]) for i, each in enumerate(judged) if each.is_clear and not each.is_right] == []
-    assert again.token_ids == texts[-1].token_ids
-    assert gauges["decoder-0", "prefill_tokens_total"] == 0
-    assert gauges["decoder-0", "tickets_ready_total"] >= len(prompts)
-    assert gauges["decoder-0", "wrong_bytes_total"] == 0
-    assert sum(sent) == to_send
+    wrong = [len(prompts[i]) for i, each in enumerate(judged) if each.is_clear and not each.is_right]
+    assert not wrong, f"not transformers' text for prompts of {wrong} tokens"
+    assert again.token_ids == texts[-1].token_ids, "another text for the same prompt"
+    assert gauges["decoder-0", "prefill_tokens_total"] == 0, f"prefilled where it is decoded: {gauges}"
+    assert gauges["decoder-0", "tickets_ready_total"] >= len(prompts), f"not all KV has travelled: {gauges}"
+    assert gauges["decoder-0", "wrong_bytes_total"] == 0, f"wrong bytes: {gauges}"
+    assert sum(sent) == to_send, f"{sent} bytes were sent, must be {to_send} in all"
     _require_even(sent, model, degrees)
     num_clear = sum(each.is_clear for each in judged)
     return Shown(

@@ -14,7 +14,7 @@ Shows = dict[tuple[str, str, str], Shown | None]
 def table(shows: Shows) -> list[str]:
     transports = list(dict.fromkeys(transport for _, _, transport in shows))
     pairs = list(dict.fromkeys((model, degrees) for model, degrees, _ in shows))
-    rows = [_row(["", *transports]), _row(["---"] * (1 + len(transports)))]
+    rows = [_row(["prefiller to decoder", *transports]), f"|{'---|' * (1 + len(transports))}"]
     for model, degrees in pairs:
         cells = [_cell(shows[model, degrees, transport]) for transport in transports]
         rows.append(_row([f"{model}, {degrees}", *cells]))

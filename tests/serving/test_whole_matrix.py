@@ -50,8 +50,8 @@ def test_text_is_transformers_and_its_kv_came_from_every_replica(
     key = (model, str(degrees), transport)
     shows[key] = None
     shown = show_same_text(models[model], degrees, transport, random_prompts(LENGTHS), NUM_TOKENS)
-    shows[key] = shown
     assert shown.num_clear >= len(LENGTHS) * 3 // 4, "too many prompts were left out"
     num_sets = models[model].replicas(degrees.prefiller_tp)
     sent = [sum(shown.bytes_by_rank[replica::num_sets]) for replica in range(num_sets)]
     assert num_sets == 1 or sum(num_bytes > 0 for num_bytes in sent) > 1, f"replica sets sent {sent}"
+    shows[key] = shown
