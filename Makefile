@@ -3,6 +3,8 @@
 # make check       what a change must pass: format, lint, types, import contract, tests
 # make test-hosts  the tests across two hosts made of network namespaces (root, or users who may make some; minutes)
 # make test-transports  whole deployments over each transport; `make test` has some over one, some over the other
+# make test-matrix  prefillers and decoders of all degrees over each transport; a table of what each rank sent, which
+#                  HEADRACE_TABLE=FILE keeps (half an hour)
 # make soak        a hundred thousand random histories of the messenger, and 24 GiB over each transport with readers
 #                  that are killed in the middle (half an hour)
 # make sanitize    the tests of the native modules, in a build of their own that traps wrong addresses and undefined
@@ -22,7 +24,7 @@ NATIVE := $(shell find src -path "*/native/*" -name "*.h" -o -path "*/native/*" 
 
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: setup serve test test-hosts test-transports soak sanitize fuzz bench check format clean distclean
+.PHONY: setup serve test test-hosts test-transports test-matrix soak sanitize fuzz bench check format clean distclean
 .PHONY: lint lint-format lint-style lint-types lint-imports
 
 setup:
@@ -39,6 +41,10 @@ test-hosts: setup
 
 test-transports: setup
 	HEADRACE_TRANSPORTS=mapped,shm,tcp $(BIN)/python -m pytest -m serving -o faulthandler_timeout=900 tests/serving $(ARGS)
+
+test-matrix: setup
+	HEADRACE_TRANSPORTS=mapped,shm,tcp $(BIN)/python -m pytest -m matrix -o faulthandler_timeout=900 \
+	    tests/serving/test_whole_matrix.py $(ARGS)
 
 soak: setup
 	HEADRACE_HISTORIES=100000 HEADRACE_SOAK_GIB=24 $(BIN)/python -m pytest -n $(WORKERS) -o timeout=3600 -o faulthandler_timeout=7200 \

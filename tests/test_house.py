@@ -34,6 +34,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "engine": ("errors", "kvcache", "model"),
     "roles": EVERYTHING,
     "gateway": ("errors", "protocol", "kvcache.layout", "kvcache.prefix"),
+    "deploy": (  # who loads families hands their tensors in
+        *("errors", "kvcache.layout", "kvcache.sharding", "messenger.aux", "messenger.plan"),
+        *("model.shape", "model.shard", "roles.options"),
+    ),
     "bench": ("errors", "protocol"),
     "planner": (
         *("errors", "protocol", "bench.workload", "bench.metrics"),
@@ -42,7 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "connectors": ("errors", "protocol", "kvcache", "fabric", "messenger"),
     "testing": ("errors", "protocol", "kvcache", "fabric"),
-    "cli": (*EVERYTHING, "roles", "gateway", "bench", "planner", "connectors"),
+    "cli": (*EVERYTHING, "roles", "gateway", "deploy", "bench", "planner", "connectors"),
     "__main__": ("cli",),
 }
 """What each room may import from the others, inside headrace."""
@@ -54,9 +58,10 @@ PURE = (
     *("kvcache.layout", "kvcache.sharding", "kvcache.prefix", "messenger.plan", "messenger.life"),
     *("engine.cost", "engine.schedule"),
     *("gateway.route", "gateway.admit", "model.shape", "planner.simulate"),
+    *("deploy.check", "deploy.transfer"),
 )
 IMPURE = {"asyncio", "socket", "threading", "time", "os", "torch"}
-LIGHT_ROOMS = ("errors", "protocol", "gateway", "bench", "planner")
+LIGHT_ROOMS = ("errors", "protocol", "gateway", "deploy", "bench", "planner")
 """Rooms of processes that load neither torch nor a native module."""
 
 BANNED_ENDINGS = ("Manager", "Helper", "Util", "Utils", "Handler", "Processor", "Mixin")
@@ -222,7 +227,7 @@ def test_pure_modules_and_package_files_load_neither_torch_nor_native_code() -> 
     assert heavy_loads(f"headrace.{module}".rstrip(".") for module in modules) == []
 
 
-def test_gateway_bench_and_planner_load_neither_torch_nor_native_code() -> None:
+def test_gateway_deploy_bench_and_planner_load_neither_torch_nor_native_code() -> None:
     light = [module for module in module_files(SRC) if module.partition(".")[0] in LIGHT_ROOMS]
     assert heavy_loads(f"headrace.{module}" for module in light) == []
 

@@ -10,11 +10,12 @@ import pytest
 from headrace.cli import commands
 from headrace.cli.app import run
 from headrace.cli.child import Child
-from headrace.cli.serve import ServeOptions, described_split, greeting, plan_children, reachable_host, serve
+from headrace.cli.serve import ServeOptions, Sizes, described_split, greeting, plan_children, reachable_host, serve
 from headrace.errors import InputError
 from headrace.gateway.options import GatewayOptions
 from headrace.roles.options import InstanceOptions, Transport
 
+SIZES = Sizes(chunk_tokens=64, max_running=5, kv_memory_bytes=64 << 20)
 OPTIONS = ServeOptions(
     prefillers=None,
     decoders=1,
@@ -32,11 +33,10 @@ OPTIONS = ServeOptions(
     require_provider=None,
     dtype="fp32",
     page_size=8,
-    chunk_tokens=64,
-    max_running=5,
+    prefiller_sizes=SIZES,
+    decoder_sizes=SIZES,
     tpot_ms=None,
     max_stall_ms=None,
-    kv_memory_bytes=64 << 20,
     max_model_len=512,
     kernels="torch",
     threads=3,
@@ -127,6 +127,14 @@ def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | Ins
     ]
 
 
+def test_degrees_arrive_at_their_role(tmp_path: Path, started: list[GatewayOptions | InstanceOptions]) -> None:
+    options = replace(OPTIONS, prefiller_tp=4, decoder_tp=2, decoder_dp=3)
+    for name in ("prefiller-0", "decoder-0"):
+        start(plan(options, tmp_path)[name])
+    start(plan(replace(options, colocated=True, prefiller_tp=None), tmp_path)["colocated-0"])
+    assert [(o.tp, o.dp) for o in started if isinstance(o, InstanceOptions)] == [(4, 1), (2, 3), (2, 3)]
+
+
 def test_what_was_not_asked_for_is_as_the_roles_have_it(
     tmp_path: Path, started: list[GatewayOptions | InstanceOptions]
 ) -> None:
@@ -185,6 +193,7 @@ def test_a_provider_that_contradicts_ends_it_before_anything_starts() -> None:
     "given",
     [
         {"prefillers": 1},
+        {"prefiller_tp": 1},
         {"transfer": "layers"},
         {"verify_kv": True},
         {"transports": ()},
@@ -201,6 +210,12 @@ def test_each_instance_gets_cpus_of_its_own(tmp_path: Path) -> None:
     assert "--cpus" not in children["gateway"].command
     cpus = [child.command[child.command.index("--cpus") + 1] for child in list(children.values())[1:]]
     assert cpus == ["5,4", "0,1", "2,3"]
+
+
+def test_each_rank_has_cpus_of_its_own(tmp_path: Path) -> None:
+    children = plan(replace(OPTIONS, threads=1, prefiller_tp=2, decoder_dp=2, cpus=(3, 2, 0, 1)), tmp_path)
+    cpus = [child.command[child.command.index("--cpus") + 1] for child in list(children.values())[1:]]
+    assert cpus == ["3,2", "0,1"]
 
 
 @pytest.mark.parametrize("cpus", [(0,), (0, 1, 2)])
@@ -228,6 +243,8 @@ def test_a_person_is_told_how_kv_travels_where_it_does() -> None:
     told = described_split(replace(OPTIONS, prefillers=2, decoders=1))
     assert told == "KV goes from 2 prefillers to 1 decoder over mapped.\n"
     assert described_split(replace(OPTIONS, decoders=3, transports=("tcp",))).endswith("to 3 decoders over tcp.\n")
+    told_of_ranks = described_split(replace(OPTIONS, prefiller_tp=4, decoders=2, decoder_dp=2))
+    assert told_of_ranks == "KV goes from 1 prefiller of 4 ranks to 2 decoders of 2 ranks over mapped.\n"
     assert described_split(replace(OPTIONS, colocated=True)) == ""
     assert f"Ctrl-C ends it.\n{told}To try:\n" in greeting("127.0.0.1", 9000, "tiny", split=told)
 

@@ -233,6 +233,8 @@ def test_a_prompt_that_the_decoder_has_waits_for_no_busy_prefiller() -> None:
     all_of_it = decoder(prefilling=at(1000.0), cached_tokens=100, num_running=5, num_queued_tokens=5000)
     chosen = route([all_of_it], [prefiller(queued=10)], WANTED)
     assert way(chosen) == ("d", None) and price(chosen) == Price()
+    unmeasured = replace(all_of_it, prefilling=None)  # no ticket is opened, wherever it is sent
+    assert price(route([unmeasured], [prefiller(queued=10)], WANTED)) == Price(wait_s=0.01)
 
 
 def test_the_terms_of_a_price_can_be_read() -> None:

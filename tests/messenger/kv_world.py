@@ -309,7 +309,7 @@ class PrefillerProcess(Process):
         """One layer of the running step; False when there is none left."""
         assert self.running is not None
         chunks, layer = self.running
-        if layer == self.model.layout.kv.num_layers:
+        if layer == self.model.layout.num_layers:
             return False
         for prompt, chunk in chunks:
             keys = prompt.keys[chunk.begin : chunk.end]
@@ -452,8 +452,8 @@ class DecoderProcess(Process):
         assert request.imm is not None
         first, end = request.reservation.num_hit_pages, -(-(len(request.token_ids) - 1) // size)
         changed = before != self.memory
-        for _, pages in self.models[request.group].by_heads(changed):
-            pages[:, list(request.reservation.pages[first:end])] = False
+        for pages in self.models[request.group].views(changed):
+            pages[list(request.reservation.pages[first:end])] = False
         aux = layout.aux_offset(slot_of(request.imm))
         changed[aux : aux + aux_bytes(end - first)] = False
         return int(changed.sum())

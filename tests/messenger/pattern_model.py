@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.kvcache.layout import PoolLayout
+from headrace.kvcache.layout import KVLayout, PoolLayout
 from headrace.kvcache.sharding import Sharding
 
 POISON = 0xEE
@@ -28,36 +28,53 @@ def prefix_keys(token_ids: Sequence[int]) -> NDArray[np.uint64]:
 
 class PatternModel:
     """Reads and writes the KV of positions in a pool's memory, on all ranks of one data-parallel group: each has its
-    heads of the whole model's."""
+    heads of the whole model's, in every layer, those of a draft model too."""
 
     def __init__(self, layout: PoolLayout, sharding: Sharding | None = None, group: int = 0) -> None:
         self.layout = layout
         self._sharding = sharding or Sharding(kv=layout.kv)
-        self._group = group
-        self._row_bytes = layout.kv.head_dim * layout.kv.itemsize
-        self._num_parts = 1 if layout.kv.kind == "mla" else 2
-        shape = (layout.kv.num_layers, self._sharding.kv.num_kv_heads, self._num_parts, self._row_bytes)
-        self._factors = np.random.default_rng(7).integers(1, 2**63, size=shape, dtype=np.uint64) | np.uint64(1)
+        self._ranks = [self._sharding.rank(group, place) for place in range(self._sharding.tp)]
+        self._of_layer = [group for group in self._sharding.groups for _ in range(group.kv.num_layers)]
+        rng = np.random.default_rng(7)
+        self._factors = [
+            rng.integers(1, 2**63, size=self._shape(of.kv), dtype=np.uint64) | np.uint64(1) for of in self._of_layer
+        ]
 
-    def pages(self, memory: NDArray[np.uint8], place: int = 0) -> NDArray[np.uint8]:
-        """`[num_layers, num_pages, num_heads, 2, page_size, row_bytes] uint8`, a view of the rank at this place; with a
-        latent for keys and values, 1 stands for 2."""
-        kv, layout = self.layout.kv, self.layout
-        shape = (kv.num_layers, layout.num_pages, kv.num_kv_heads, self._num_parts, kv.page_size, self._row_bytes)
-        begin = layout.page_offset(0, 0, self._sharding.rank(self._group, place))
-        return memory[begin : begin + layout.pages_bytes].reshape(shape)
+    @staticmethod
+    def _shape(kv: KVLayout) -> tuple[int, int, int]:
+        """Of a position in one layer: heads, K and V (of a latent: one), bytes."""
+        return (kv.num_kv_heads, 1 if kv.kind == "mla" else 2, kv.head_dim * kv.itemsize)
 
-    def by_heads(self, memory: NDArray[np.uint8]) -> list[tuple[slice, NDArray[np.uint8]]]:
-        """Each rank's heads, and its `pages`."""
-        held = [self._sharding.heads_of(place) for place in range(self._sharding.tp)]
-        return [(slice(own.start, own.stop), self.pages(memory, place)) for place, own in enumerate(held)]
+    def pages(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """`[num_layers, num_pages, num_kv_heads, 2, page_size, row_bytes] uint8`, a view: of an instance that is one
+        rank, without a draft model."""
+        return self._view(memory, 0, 0, self.layout.kv.num_layers)
 
-    def full_copies(self, memory: NDArray[np.uint8], pages: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """These pages with all heads of the model, `[num_layers, n, num_kv_heads, 2, page_size, row_bytes]`, as each
-        replica set holds them."""
-        num_sets = self._sharding.num_replicas
-        held = [self.pages(memory, place)[:, list(pages)] for place in range(self._sharding.tp)]
-        return [np.concatenate(held[start::num_sets], axis=2) for start in range(num_sets)]
+    def _view(self, memory: NDArray[np.uint8], rank: int, layer: int, num_layers: int) -> NDArray[np.uint8]:
+        kv, num_pages = self._of_layer[layer].local, self.layout.num_pages
+        num_heads, num_parts, row_bytes = self._shape(kv)
+        begin, length = self.layout.page_offset(layer, 0, rank), num_layers * num_pages * kv.page_bytes
+        shape = (num_layers, num_pages, num_heads, num_parts, kv.page_size, row_bytes)
+        return memory[begin : begin + length].reshape(shape)
+
+    def by_heads(self, memory: NDArray[np.uint8], layer: int) -> list[tuple[slice, NDArray[np.uint8]]]:
+        """Of each rank its heads, and the layer's pages, `[num_pages, num_heads, 2, page_size, row_bytes]`, a view."""
+        held = [self._of_layer[layer].heads_of(place) for place in range(len(self._ranks))]
+        return [
+            (slice(own.start, own.stop), self._view(memory, rank, layer, 1)[0])
+            for own, rank in zip(held, self._ranks, strict=True)
+        ]
+
+    def views(self, memory: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """The pages of every layer and rank."""
+        return [view for layer in range(self.layout.num_layers) for _, view in self.by_heads(memory, layer)]
+
+    def full_copies(self, memory: NDArray[np.uint8], layer: int, pages: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """A layer's part of these pages with all heads of the model, `[n, num_kv_heads, 2, page_size, row_bytes]`, as
+        each replica set holds them."""
+        held = [view[list(pages)] for _, view in self.by_heads(memory, layer)]
+        num_sets = self._of_layer[layer].num_replicas
+        return [np.concatenate(held[start::num_sets], axis=1) for start in range(num_sets)]
 
     def rows(self, layer: int, keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """`[n, num_kv_heads, 2, row_bytes] uint8`, of the whole model."""
@@ -70,29 +87,30 @@ class PatternModel:
     ) -> None:
         """The layer of a step: KV of positions [begin, begin + len(keys)) into their slots."""
         rows, size = self.rows(layer, keys), self.layout.kv.page_size
-        for heads, pages in self.by_heads(memory):
+        for heads, pages in self.by_heads(memory, layer):
             for i, position in enumerate(range(begin, begin + len(keys))):
-                pages[layer, page_table[position // size], :, :, position % size] = rows[i, heads]
+                pages[page_table[position // size], :, :, position % size] = rows[i, heads]
 
     def differences(
         self, memory: NDArray[np.uint8], keys: NDArray[np.uint64], page_table: Sequence[int], begin: int
     ) -> list[str]:
         """Where the KV of positions [begin, begin + len(keys)) is not what it must be."""
         size, found = self.layout.kv.page_size, []
-        for layer in range(self.layout.kv.num_layers):
+        for layer in range(self.layout.num_layers):
             rows = self.rows(layer, keys)
-            for place, (heads, pages) in enumerate(self.by_heads(memory)):
+            for place, (heads, pages) in enumerate(self.by_heads(memory, layer)):
                 for i, position in enumerate(range(begin, begin + len(keys))):
                     page = page_table[position // size]
-                    if not np.array_equal(pages[layer, page, :, :, position % size], rows[i, heads]):
+                    if not np.array_equal(pages[page, :, :, position % size], rows[i, heads]):
                         found.append(f"layer {layer} position {position} page {page} place {place}")
         return found
 
     def poison(self, memory: NDArray[np.uint8], pages: Sequence[int]) -> None:
-        for _, view in self.by_heads(memory):
-            view[:, list(pages)] = POISON
+        for view in self.views(memory):
+            view[list(pages)] = POISON
 
     def touched(self, memory: NDArray[np.uint8], pages: Sequence[int]) -> list[int]:
         """Which of these poisoned pages somebody wrote into."""
-        views = [view for _, view in self.by_heads(memory)]
-        return [page for page in pages if any((view[:, page] != POISON).any() for view in views)]
+        looked_at = np.array(pages, dtype=np.int64)
+        wrong = [(view[looked_at] != POISON).any(axis=(1, 2, 3, 4)) for view in self.views(memory)]
+        return [int(page) for page in looked_at[np.logical_or.reduce(wrong)]]

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from itertools import pairwise
 
+import msgspec
 import pytest
 from kv_world import DecoderProcess, LoopbackSite, PrefillerProcess, greet, pair, pool_layout
 from puppet import PuppetDecoder, PuppetPrefiller
@@ -15,7 +16,7 @@ from headrace.messenger.decoder import DecoderMessenger
 from headrace.messenger.known_decoders import FORGET_REFUSED_S
 from headrace.messenger.known_prefillers import LONGEST_REPEAT_S
 from headrace.messenger.outcomes import PeerReady, PeerRefused
-from headrace.protocol.messages import Hello, HelloRefused, encode
+from headrace.protocol.messages import PROTOCOL_VERSION, Hello, HelloRefused, encode
 from headrace.testing import Faults
 
 LOSSES = Faults(lose_message=1.0)
@@ -78,6 +79,21 @@ def test_a_prefiller_refuses_every_difference_by_name(
     assert (answer.address, answer.epoch) == (prefiller.fabric.address, puppet.epoch)
     assert [refused.field for refused in prefiller.refused] == [field]
     assert puppet.heard(Hello) == []
+
+
+def test_a_decoder_whose_hello_is_of_another_form_is_told_the_protocol_that_differs(
+    site: LoopbackSite, prefiller: PrefillerProcess, puppet: PuppetDecoder
+) -> None:
+    said = msgspec.msgpack.decode(encode(puppet.hello(protocol=PROTOCOL_VERSION + 1)))
+    said["pool"] = {"as nobody knows": "it yet"}
+    puppet.say(puppet.peer, msgspec.msgpack.encode(said))
+    site.settle(prefiller)
+    [answer] = puppet.heard(HelloRefused)
+    assert (answer.field, answer.ours, answer.theirs) == ("protocol", str(PROTOCOL_VERSION), str(PROTOCOL_VERSION + 1))
+    assert [refused.field for refused in prefiller.refused] == ["protocol"]
+    puppet.say(puppet.peer, msgspec.msgpack.encode({**said, "protocol": PROTOCOL_VERSION}))
+    site.settle(prefiller)
+    assert prefiller.messenger.statistics().num_strange_messages == 1, "of our own version it is malformed"
 
 
 @pytest.mark.parametrize("field", sorted(set(DIFFERENCES) - {"role"}))

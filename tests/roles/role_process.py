@@ -14,7 +14,7 @@ from tiny_checkpoint import kv_layout
 from headrace.model.batch import Batch
 from headrace.model.interface import AfterLayer, Model, nothing_after
 from headrace.model.kernels import open_model
-from headrace.roles import instance as instance_module
+from headrace.roles import rank_model
 from headrace.roles.decoder import run_decoder
 from headrace.roles.options import InstanceOptions
 from headrace.roles.prefiller import run_prefiller
@@ -51,7 +51,7 @@ def main(role: Any, endpoint: str, directory: str, transport: Any, *seconds: str
         with open_model(path, **how) as model:
             yield SlowModel(model, layer_s)
 
-    instance_module.open_model = open_slow
+    rank_model.open_model = open_slow
     kv = kv_layout(Path(directory), page_size=PAGE, dtype="fp32")
     options = InstanceOptions(
         role=role,

@@ -45,3 +45,29 @@ def test_memory_for_less_than_two_pages_is_refused_saying_how_much_two_take() ->
     assert plan_pool(SHAPE, replace(OPTIONS, kv_memory_bytes=2 * PAGE_BYTES))[0].num_pages == 2
     with pytest.raises(InputError, match=f"kv_memory: .*{2 * PAGE_BYTES:,} bytes.*is {2 * PAGE_BYTES - 1:,}"):
         plan_pool(SHAPE, replace(OPTIONS, kv_memory_bytes=2 * PAGE_BYTES - 1))
+
+
+def test_all_ranks_share_the_memory_each_with_its_heads_and_its_groups_pages() -> None:
+    """Of two KV heads: over two ranks one each, over two groups both."""
+    for tp, dp, num_pages in ((2, 1, 100), (1, 2, 50), (2, 2, 50), (4, 1, 50)):
+        options = replace(OPTIONS, kv_memory_bytes=100 * PAGE_BYTES, tp=tp, dp=dp)
+        layout, _ = plan_pool(SHAPE, options)
+        assert (layout.num_ranks, layout.num_pages) == (tp * dp, num_pages), (tp, dp)
+        assert layout.kv.num_kv_heads == max(1, 2 // tp)
+        assert layout.num_aux_slots == 6 * dp
+
+
+def test_a_request_fits_into_one_group() -> None:
+    options = replace(OPTIONS, kv_memory_bytes=20 * PAGE_BYTES)
+    assert plan_pool(SHAPE, options)[1] == 20 * 8
+    assert plan_pool(SHAPE, replace(options, dp=2))[1] == 10 * 8
+
+
+def test_two_pages_on_each_rank_are_what_it_takes() -> None:
+    with pytest.raises(InputError, match=f"kv_memory: .*2 pages .* on each of 2 ranks, {4 * PAGE_BYTES:,} bytes"):
+        plan_pool(SHAPE, replace(OPTIONS, kv_memory_bytes=4 * PAGE_BYTES - 1, dp=2))
+
+
+def test_a_prefiller_has_one_group() -> None:
+    with pytest.raises(InputError, match="^dp: must be 1 for a prefiller, .*is 2$"):
+        replace(OPTIONS, role="prefiller", dp=2)

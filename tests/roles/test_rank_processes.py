@@ -13,6 +13,8 @@ from role_world import CHUNK, NUM_PAGES, PAGE, World, in_world
 from scripted_gateway import until
 from tiny_checkpoint import Reference, kv_layout, prompt
 
+from headrace.cli.options import INSTANCE_DEFAULTS
+
 START_S = 40.0
 END_S = 2.0
 """Within which an instance that has lost a rank has told its gateway and ended."""
@@ -92,6 +94,9 @@ def test_two_ranks_write_what_one_writes(ranks: str, checkpoint: Path, tmp_path:
         asked = [world.gateway.generate(lead.uuid, token_ids, 12) for token_ids in prompts]
         texts = [await one.text() for one in asked]
         assert texts == [reference.text(token_ids, 12) for token_ids in prompts]
+        limits = world.gateway.announced[lead.uuid].limits
+        assert limits.pool_tokens == NUM_PAGES * PAGE  # of all ranks, whichever they are
+        assert limits.max_running == INSTANCE_DEFAULTS.max_running * (2 if ranks == "--dp" else 1)
 
     play(checkpoint, tmp_path, reference)
 
@@ -160,12 +165,14 @@ async def test_a_lead_that_is_killed_takes_its_rank_even_a_stopped_one(world: Wo
 
 @in_world
 async def test_ctrl_c_in_the_middle_of_a_step_ends_all_quietly(world: World) -> None:
-    """A terminal sends it to every process of the group."""
+    """A terminal sends it to every process of the group; ranks leave it to their lead."""
     lead = await started(world, "--tp", "2")
     await lead.announced()
     (rank,) = await lead.ranks()
     asked = world.gateway.generate(lead.uuid, prompt(9), 400)
-    await until(lambda: len(asked.heard) > 2, "it writes")
+    os.kill(rank, signal.SIGINT)
+    os.kill(rank, signal.SIGTERM)
+    await until(lambda: len(asked.token_ids) > 20, "it writes")
     os.killpg(lead.pid, signal.SIGINT)
     assert await lead.ended() == (0, "")
     assert not is_running(rank)

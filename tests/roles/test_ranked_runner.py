@@ -2,9 +2,10 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +15,7 @@ from headrace.engine.step_memory import StepLimits, StepMemory
 from headrace.errors import InputError, RankLost
 from headrace.model.batch import Batch, Row
 from headrace.model.interface import AfterLayer, nothing_after
-from headrace.roles import rank_watch
+from headrace.roles import rank_processes, rank_watch
 from headrace.roles.rank_messages import Compute, Computed, Failed, RankMessage, Refused, receive, send
 from headrace.roles.rank_processes import RankProcesses
 from headrace.roles.rank_watch import RankWatch
@@ -47,11 +48,12 @@ class Step:
         self.num_computed = 0
         self._steps = steps
         watch = RankWatch((), (), on_lost=lambda loss: None)
-        self.others = RankProcesses([link], watch, steps, Path())
+        self.others = RankProcesses([link], watch, steps=steps, meeting_points=Mock())
         self.runner = RankedRunner(self.own, self.others)  # type: ignore[arg-type]
 
     def be_the_other(self, link: socket.socket) -> None:
         while isinstance(receive(link), Compute):
+            time.sleep(0.02)  # whoever does not wait for the answer is ahead
             self.num_computed += 1
             batch, draws = self._steps.read(1)
             self._steps.write_tokens(1, [10 + batch.num_tokens for _ in draws])
@@ -106,7 +108,8 @@ def test_logits_that_are_no_numbers_fail_the_step_and_the_next_one_is_computed(s
     with pytest.raises(InputError, match=r"^logits: must be numbers" + (r" \(rank 1\)$" if whose else "$")):
         step.runner.run([rows(2), rows(3)])
     step.own.error = None
-    assert step.runner.run([rows(2), rows(3)]) == [[2], [13]]
+    assert step.runner.run([rows(2), rows(1)]) == [[2], [11]]
+    assert step.num_computed == 2
 
 
 Fails = Callable[[Step], None]
@@ -121,14 +124,23 @@ def other_fails(step: Step) -> None:
     step.answers = [Failed(text="no memory")]
 
 
+def other_hangs(step: Step) -> None:
+    step.answers = [Compute()]
+
+
 @pytest.mark.parametrize(
     ("fail", "said"),
-    [(own_fails, "rank 0 failed in a step: no answer"), (other_fails, "rank 1 failed in a step: no memory")],
+    [
+        (own_fails, "rank 0 failed: no answer"),
+        (other_fails, "rank 1 failed: no memory"),
+        (other_hangs, "rank 1 has not answered for 0.2 s"),
+    ],
 )
 def test_a_step_that_was_not_computed_to_its_end_is_the_last(
     step: Step, fail: Fails, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_watch, "WORDS_S", 0.05)
+    monkeypatch.setattr(rank_processes, "COLLECTIVE_S", 0.2)
     fail(step)
     with pytest.raises(RankLost, match=f"^{said}$"):
         step.runner.run([rows(2), rows(3)])

@@ -39,7 +39,11 @@ async def spawned(
 ) -> asyncio.subprocess.Process:
     words = [role, world.gateway.endpoint, str(world.checkpoint), world.transport, str(layer_s), str(loading_s)]
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, str(SCRIPT), *words, stdout=pipe, stderr=pipe)
+    # What all rooms' tests share is found by pytest alone.
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(SCRIPT), *words), stdout=pipe, stderr=pipe, env=environment
+    )
 
     async def end() -> None:
         if process.returncode is None:

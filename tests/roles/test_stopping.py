@@ -4,10 +4,13 @@ import asyncio
 import os
 import signal
 import sys
+import threading
+import time
 
 import pytest
 
-from headrace.roles.stopping import STOP_SIGNALS, stoppable
+from headrace.errors import RankLost
+from headrace.roles.stopping import STOP_SIGNALS, Stoppable, stoppable
 
 
 def send(number: signal.Signals) -> None:
@@ -99,6 +102,58 @@ def test_an_error_in_a_timer_ends_the_process_instead_of_half_of_it() -> None:
     with pytest.raises(KeyError, match="of a timer"), stoppable() as process:
         process.run(work)
     assert cleaned_up == [True]
+
+
+def fail_from_a_thread(process: Stoppable) -> None:
+    """It has seen the end of what the process cannot do without."""
+    failing = threading.Thread(target=process.fail, args=(RankLost("rank 1 has ended"),))
+    failing.start()
+    failing.join()
+
+
+def test_what_is_lost_while_it_loads_interrupts_it_and_is_raised_when_all_is_given_back() -> None:
+    done = []
+
+    def load() -> None:
+        with stoppable() as process:
+            try:
+                fail_from_a_thread(process)
+                time.sleep(5)
+                done.append("loaded")
+            finally:
+                done.append("given back")
+
+    with pytest.raises(RankLost, match="rank 1 has ended"):
+        load()
+    assert done == ["given back"]
+
+
+def test_what_is_lost_while_it_runs_cancels_its_work_and_is_raised() -> None:
+    done = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(fail_from_a_thread, process)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            done.append("cleaned up")
+
+    with pytest.raises(RankLost, match="rank 1 has ended"), stoppable() as process:
+        process.run(work)
+    assert done == ["cleaned up"]
+
+
+def test_what_is_lost_by_a_process_that_was_told_to_end_is_no_failure() -> None:
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(send, signal.SIGTERM)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            fail_from_a_thread(process)
+
+    with stoppable() as process:
+        process.run(work)
 
 
 def test_the_signals_go_where_they_went_before() -> None:

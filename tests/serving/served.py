@@ -92,11 +92,14 @@ class Served:
         self._log.unlink()
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
-        """-> its exit status, when it and all of its processes are gone."""
-        pids = list(self.pids().values())
+        """-> its exit status, when it and all processes below it are gone, and their files in /dev/shm."""
+        pids = _pids_below(self.process.pid)
         status = self._end(number)
         left = [pid for pid in pids if _is_running(pid)]
         assert not left, f"still running after {number.name}: {left}\n{self.log()}"
+        files = [name for name in os.listdir("/dev/shm") if name.startswith("headrace-shm-")]
+        left_files = [name for name in files if int(name.split("-")[3]) in pids]  # others have theirs
+        assert not left_files, f"still there after {number.name}: {left_files}\n{self.log()}"
         return status
 
     def _end(self, number: signal.Signals) -> int:
@@ -211,6 +214,15 @@ def as_completion(answer: Any) -> Completion:
         prompt_tokens=answer.usage.prompt_tokens,
         cached_tokens=details.cached_tokens if details is not None and details.cached_tokens is not None else -1,
     )
+
+
+def _pids_below(pid: int) -> list[int]:
+    """Children, theirs (the ranks of an instance), and so on."""
+    parents = {int(entry.name): _parent(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    found = [pid]
+    for above in found:
+        found += [child for child, parent in parents.items() if parent == above]
+    return found[1:]
 
 
 def _parent(pid: int) -> int:

@@ -1,56 +1,43 @@
 """Prefillers and decoders of other degrees than each other, as processes: the text is transformers', and KV travels.
 
-A tiny Qwen3 of two KV heads in fp32: over four ranks each head is on two of them.
+A tiny Qwen3 of two KV heads, which over four ranks are on two each; a tiny DeepSeek, whose latents are on all. All
+pairs, over every transport: `test_whole_matrix`.
 """
 
-import random
-from pathlib import Path
-
 import pytest
-from oracle import Oracle
-from served import Served
+from between_shardings import Degrees, TinyModel, random_prompts, show_same_text
+from tiny_deepseek import write_deepseek
 from tiny_qwen import write_qwen
 
 pytestmark = [pytest.mark.serving, pytest.mark.timeout(120)]
 
-OPTIONS = ("--dtype", "fp32", "--chunk-tokens", "64", "--kv-memory", "16MiB", "--page-size", "8")
+TRANSPORT = "tcp"
 LENGTHS = (2, 60, 100, 180)
 NUM_TOKENS = 32
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_qwen(tmp_path_factory.mktemp("qwen3"))
-
-
-@pytest.fixture(scope="module")
-def oracle(directory: Path) -> Oracle:
-    return Oracle(directory)
-
-
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        ("--decoder-tp", "2"),
-        ("--prefiller-tp", "2"),
-        ("--prefiller-tp", "4", "--decoder-tp", "2"),
-        ("--prefiller-tp", "2", "--decoder-dp", "2"),
-    ],
-    ids=["1 to 2", "2 to 1", "4 to 2", "2 to 2 groups"],
+OF_QWEN = (
+    Degrees(decoder_tp=2),
+    Degrees(prefiller_tp=2),
+    Degrees(prefiller_tp=4, decoder_tp=2),
 )
-def test_text_is_transformers_whatever_the_degrees(
-    ranks: tuple[str, ...], directory: Path, transport: str, oracle: Oracle
-) -> None:
-    prompts = [random.Random(length).choices(range(256), k=length) for length in LENGTHS]
-    with Served(directory, *OPTIONS, *ranks, "--require-provider", transport) as served:
-        texts = served.complete_all(prompts, NUM_TOKENS, at_once=len(prompts))
-        again = served.complete(prompts[-1], NUM_TOKENS)
-        gauges = served.gauges()
-        served.wait_idle()
-    judged = oracle.judge_all(prompts, [text.token_ids for text in texts])
-    assert [length for length, each in zip(LENGTHS, judged, strict=True) if each.is_clear and not each.is_right] == []
-    assert sum(each.is_clear for each in judged) >= 3, "too many prompts were left out"
-    assert again.token_ids == texts[-1].token_ids
-    assert gauges["decoder-0", "prefill_tokens_total"] == 0
-    assert gauges["decoder-0", "tickets_ready_total"] >= len(LENGTHS)
-    assert gauges["decoder-0", "wrong_bytes_total"] == 0
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return TinyModel(write_qwen(tmp_path_factory.mktemp("qwen3")))
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return TinyModel(write_deepseek(tmp_path_factory.mktemp("deepseek")))
+
+
+@pytest.mark.parametrize("degrees", OF_QWEN, ids=str)
+def test_text_is_transformers_whatever_the_degrees(degrees: Degrees, qwen: TinyModel, transport: str) -> None:
+    shown = show_same_text(qwen, degrees, transport, random_prompts(LENGTHS), NUM_TOKENS)
+    assert shown.num_clear >= 3, "too many prompts were left out"
+
+
+def test_latents_and_experts_of_two_ranks_go_to_two_groups(deepseek: TinyModel, transport: str) -> None:
+    degrees = Degrees(prefiller_tp=2, decoder_dp=2)
+    shown = show_same_text(deepseek, degrees, transport, random_prompts(LENGTHS), NUM_TOKENS)
+    assert shown.num_clear >= 3, "too many prompts were left out"

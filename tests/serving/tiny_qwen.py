@@ -31,10 +31,10 @@ TEMPLATE = """{%- set ns = namespace(last=messages|length - 1) %}
 ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
-def write_qwen(made: Path) -> Path:
+def write_qwen(made: Path, *, num_kv_heads: int = 2) -> Path:
     """With the fields of its config.json where the published ones have them."""
-    _write_weights(made)
-    tokenizer = _byte_level_tokenizer()
+    _write_weights(made, num_kv_heads)
+    tokenizer = byte_level_tokenizer()
     tokenizer.save(str(made / "tokenizer.json"))
     end, plain_end = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
     config = json.loads((made / "config.json").read_text())
@@ -48,7 +48,8 @@ def write_qwen(made: Path) -> Path:
     return made
 
 
-def _byte_level_tokenizer() -> Tokenizer:
+def byte_level_tokenizer() -> Tokenizer:
+    """A token for each byte, 256 in all, and the special ones behind them."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
     tokenizer.normalizer = normalizers.NFC()
@@ -60,7 +61,7 @@ def _byte_level_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _write_weights(directory: Path) -> None:
+def _write_weights(directory: Path, num_kv_heads: int) -> None:
     torch.manual_seed(3)
     config = Qwen3Config(
         vocab_size=320,  # more than the tokenizer has
@@ -68,7 +69,7 @@ def _write_weights(directory: Path) -> None:
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=num_kv_heads,
         head_dim=32,
         max_position_embeddings=128,
         tie_word_embeddings=True,

@@ -11,13 +11,15 @@ from typing import Annotated, cast
 import typer
 
 from headrace.cli import options as opt
+from headrace.cli.check import check_command
+from headrace.cli.deployed import as_deployed, read_deployed
 from headrace.cli.fabric.app import fabric_app
 from headrace.cli.fetching import fetch_model
 from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
 from headrace.cli.network import require_endpoint, require_free_port
 from headrace.cli.profile.command import profile_step_command
 from headrace.cli.run_directory import default_control, shared_weights_directory
-from headrace.cli.serve import ServeOptions, serve
+from headrace.cli.serve import ServeOptions, Sizes, serve
 from headrace.cli.transports import plan_reach
 from headrace.gateway.options import GatewayOptions
 from headrace.kvcache.layout import KVDtype
@@ -56,7 +58,9 @@ def headrace(
 
 @app.command("serve")
 def serve_command(
+    context: typer.Context,
     *,
+    deployment: opt.DeploymentFile = None,
     prefillers: opt.Prefillers = None,
     decoders: opt.Decoders = 1,
     colocated: opt.Colocated = False,
@@ -88,6 +92,9 @@ def serve_command(
 ) -> int:
     """A gateway and its instances on this machine: an OpenAI-compatible server. Ctrl-C ends all of them."""
     configure_logging(log_level, "serve")
+    deployed = None if deployment is None else read_deployed(deployment, given=_given(context))
+    model = model if deployed is None else deployed.model
+    sizes = Sizes(chunk_tokens=chunk_tokens, max_running=max_running, kv_memory_bytes=kv_memory)
     options = ServeOptions(
         model=model,
         served_name=served_name or default_served_name(model),
@@ -107,18 +114,17 @@ def serve_command(
         transports=transports.names if transports else None,
         require_provider=cast("Transport | None", require_provider),
         page_size=page_size,
-        chunk_tokens=chunk_tokens,
-        max_running=max_running,
+        prefiller_sizes=sizes,
+        decoder_sizes=sizes,
         tpot_ms=tpot_ms,
         max_stall_ms=max_stall_ms,
-        kv_memory_bytes=kv_memory,
         threads=threads,
         cpus=cpus.numbers if cpus else (),
         max_queued=max_queued,
         deadline_s=deadline,
         log_level=log_level,
     )
-    return 0 if serve(options) else 1
+    return 0 if serve(options if deployed is None else as_deployed(options, deployed)) else 1
 
 
 @app.command()
@@ -298,12 +304,19 @@ def rank(
     run_rank(lead_pid=lead_pid, lead_fd=lead_fd, pulse_fd=pulse_fd, steps_fd=steps_fd)
 
 
+app.command("check")(check_command)
 app.command("profile-step")(profile_step_command)
 app.add_typer(fabric_app, name="fabric")
 
 
 def _default_name(role: str) -> str:
     return f"{role}-{os.getpid()}"
+
+
+def _given(context: typer.Context) -> set[str]:
+    """What the person wrote: no default."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _in_seconds(ms: float | None) -> float | None:

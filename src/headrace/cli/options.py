@@ -25,6 +25,7 @@ from headrace.cli.values import (
     transport_list,
     whole_number,
 )
+from headrace.deploy.sizes import MOST_INSTANCES, MOST_RANKS, MOST_REQUESTS, MOST_TOKENS
 from headrace.errors import InputError
 from headrace.gateway.options import GatewayOptions
 from headrace.kvcache.layout import KVDtype
@@ -39,10 +40,6 @@ MODEL_PANEL = "Model"
 MEMORY_PANEL = "Memory and batches"
 PLACE_PANEL = "Addresses"
 PROCESS_PANEL = "Processes"
-
-MOST_TOKENS = 2**20
-MOST_REQUESTS = 2**16
-MOST_RANKS = 64
 
 
 def _option(names: str, metavar: str | None, help_text: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 (typer's)
@@ -88,14 +85,14 @@ PageSize = Annotated[
 ChunkTokens = Annotated[
     int,
     _option(
-        *("--chunk-tokens", "TOKENS", "Prompt tokens computed in one step of a group, at most.", MEMORY_PANEL),
+        *("--chunk-tokens", "TOKENS", "Prompt tokens computed in one step, at most.", MEMORY_PANEL),
         parser=whole_number(least=1, most=MOST_TOKENS),
     ),
 ]
 MaxRunning = Annotated[
     int,
     _option(
-        *("--max-running", "N", "Requests that hold KV pages of a group at once, at most.", MEMORY_PANEL),
+        *("--max-running", "N", "Requests that hold KV pages at once, at most.", MEMORY_PANEL),
         parser=whole_number(least=1, most=MOST_REQUESTS),
     ),
 ]
@@ -156,11 +153,13 @@ def _ranks(name: str, help_text: str, **more: Any) -> Any:  # noqa: ANN401 (type
     return _option(name, "N", help_text, PROCESS_PANEL, parser=whole_number(least=1, most=MOST_RANKS), **more)
 
 
-Tp = Annotated[int, _ranks("--tp", "Ranks (processes) that share each layer, its KV heads and its experts.")]
-Dp = Annotated[int, _ranks("--dp", "Groups of such ranks, each with requests of its own; experts are shared by all.")]
-PrefillerTpIfSplit = Annotated[int | None, _ranks("--prefiller-tp", "--tp of each prefiller.", show_default="1")]
-DecoderTp = Annotated[int, _ranks("--decoder-tp", "--tp of each decoder; with --colocated of each of them.")]
-DecoderDp = Annotated[int, _ranks("--decoder-dp", "--dp of each decoder; with --colocated of each of them.")]
+_TP_HELP = "Ranks (processes) that share each layer, its heads and experts"
+_DP_HELP = "Groups of ranks, each with a step, pages and --max-running of its own; experts are spread over all"
+Tp = Annotated[int, _ranks("--tp", f"{_TP_HELP}.")]
+Dp = Annotated[int, _ranks("--dp", f"{_DP_HELP}.")]
+PrefillerTpIfSplit = Annotated[int | None, _ranks("--prefiller-tp", f"{_TP_HELP}: of a prefiller.", show_default="1")]
+DecoderTp = Annotated[int, _ranks("--decoder-tp", f"{_TP_HELP}: of a decoder, colocated too.")]
+DecoderDp = Annotated[int, _ranks("--decoder-dp", f"{_DP_HELP}: of a decoder, colocated too.")]
 
 _TRANSFER = _option(
     *("--transfer", "|".join(get_args(Transfer)), "Send each layer as it is computed, or all when all are."),
@@ -238,11 +237,19 @@ Insecure = Annotated[
     ),
 ]
 
+DeploymentFile = Annotated[
+    Path | None,
+    _option(
+        *("--deployment", "FILE", "A file that says which model, instances and sizes; see `headrace check`."),
+        PROCESS_PANEL,
+        show_default=False,
+    ),
+]
 Prefillers = Annotated[
     int | None,
     _option(
         *("--prefillers", "N", "Processes that compute prompts.", PROCESS_PANEL),
-        parser=whole_number(least=1, most=256),
+        parser=whole_number(least=1, most=MOST_INSTANCES),
         show_default="1",
     ),
 ]
@@ -250,7 +257,7 @@ Decoders = Annotated[
     int,
     _option(
         *("--decoders", "N", "Processes that generate; with --colocated those that do both.", PROCESS_PANEL),
-        parser=whole_number(least=1, most=256),
+        parser=whole_number(least=1, most=MOST_INSTANCES),
     ),
 ]
 Colocated = Annotated[

@@ -30,8 +30,17 @@ from headrace.roles.options import InstanceOptions, Transfer, Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of an instance."""
+
+    chunk_tokens: int
+    max_running: int
+    kv_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """None: the option was not given. Sizes as named, or in tokens."""
+    """None: the option was not given. `decoder_sizes` are also those of colocated instances; page_size is in tokens."""
 
     prefillers: int | None
     decoders: int
@@ -49,11 +58,10 @@ class ServeOptions:
     require_provider: Transport | None
     dtype: KVDtype
     page_size: int
-    chunk_tokens: int
-    max_running: int
+    prefiller_sizes: Sizes
+    decoder_sizes: Sizes
     tpot_ms: float | None
     max_stall_ms: float | None
-    kv_memory_bytes: int
     max_model_len: int | None
     kernels: KernelChoice
     threads: int
@@ -90,6 +98,7 @@ def serve(options: ServeOptions) -> bool:
 
 def _sized(role: Role, options: ServeOptions, model_dir: Path) -> InstanceOptions:
     """Any of its instances of that role, as far as its pool is concerned."""
+    sizes = _sizes_of(role, options)
     tp, dp = sharding_of(role, options)
     return InstanceOptions(
         role=role,
@@ -101,8 +110,8 @@ def _sized(role: Role, options: ServeOptions, model_dir: Path) -> InstanceOption
         tp=tp,
         dp=dp,
         page_size=options.page_size,
-        max_running=options.max_running,
-        kv_memory_bytes=options.kv_memory_bytes,
+        max_running=sizes.max_running,
+        kv_memory_bytes=sizes.kv_memory_bytes,
         max_model_len=options.max_model_len,
     )
 
@@ -127,12 +136,13 @@ def plan_children(options: ServeOptions, *, port: int, model_dir: Path, director
         *model,
         restarts=False,
     )
-    shared = ("--gateway", control, *model, *_sizes(options))
+    shared = ("--gateway", control, *model, *_shared(options))
     instances, num_ranks = [], 0
     for role, name in instances_of(options):
         end = num_ranks + num_ranks_of(role, options)
         cpus = _cpus(options, range(num_ranks, end))
-        instances.append(_child(name, *_role_arguments(role, options), "--name", name, *shared, *cpus))
+        arguments = (*_role_arguments(role, options), "--name", name, *shared, *_sizes(role, options), *cpus)
+        instances.append(_child(name, *arguments))
         num_ranks = end
     return (gateway, *instances)
 
@@ -187,13 +197,24 @@ def _budgets(options: ServeOptions) -> Iterator[str]:
             yield from (name, repr(bound_ms))
 
 
-def _sizes(options: ServeOptions) -> Sequence[str]:
+def _sizes_of(role: Role, options: ServeOptions) -> Sizes:
+    return options.prefiller_sizes if role == "prefiller" else options.decoder_sizes
+
+
+def _sizes(role: Role, options: ServeOptions) -> Sequence[str]:
+    sizes = _sizes_of(role, options)
+    return (
+        *("--chunk-tokens", str(sizes.chunk_tokens), "--max-running", str(sizes.max_running)),
+        *("--kv-memory", str(sizes.kv_memory_bytes)),
+    )
+
+
+def _shared(options: ServeOptions) -> Sequence[str]:
+    """By all instances."""
     longest = () if options.max_model_len is None else ("--max-model-len", str(options.max_model_len))
     return (
         *("--dtype", options.dtype, "--page-size", str(options.page_size)),
-        *("--chunk-tokens", str(options.chunk_tokens), "--max-running", str(options.max_running)),
-        *("--kv-memory", str(options.kv_memory_bytes), "--threads", str(options.threads)),
-        *("--kernels", options.kernels),
+        *("--threads", str(options.threads), "--kernels", options.kernels),
         *longest,
     )
 
@@ -222,8 +243,13 @@ def described_split(options: ServeOptions) -> str:
     if options.colocated:
         return ""
     counts = Counter(role for role, _ in instances_of(options))
-    prefillers, decoders = (f"{counts[role]} {role}{'s' * (counts[role] > 1)}" for role in ("prefiller", "decoder"))
+    prefillers, decoders = (_described_pool(role, counts[role], options) for role in ("prefiller", "decoder"))
     return f"KV goes from {prefillers} to {decoders} over {transports_of(options)[0]}.\n"
+
+
+def _described_pool(role: Role, number: int, options: ServeOptions) -> str:
+    num_ranks = num_ranks_of(role, options)
+    return f"{number} {role}{'s' * (number > 1)}" + (f" of {num_ranks} ranks" if num_ranks > 1 else "")
 
 
 def greeting(host: str, port: int, model: str, *, split: str = "") -> str:

@@ -6,34 +6,25 @@ Typer also passes defaults through a parser, so each takes what it returns.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import get_args
 
 from typer import BadParameter
 
+from headrace.deploy.sizes import MOST_MS, UNITS, WANTED, parsed_size
 from headrace.protocol.messages import MAX_NAME, MOST_REMAINING_S
 from headrace.roles.options import Transport
 
-MOST_MS = 600_000
 MOST_CPU = 1023  # of what sched_setaffinity takes without ado
 
-UNITS = {
-    **{unit: 1000**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB"))},
-    **{unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)},
-}
-_UNIT_OF = {unit.lower(): factor for unit, factor in UNITS.items()}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)")
 _CPUS = re.compile(r"([0-9]{1,4})(?: ?- ?([0-9]{1,4}))?")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 def size_in_bytes(value: object) -> int:
     """`512MiB`, `1.5 GB`, or bytes; at least 1."""
-    match = _SIZE.fullmatch(str(value).strip().lower())
-    factor = _UNIT_OF.get(match[2] or "b") if match else None
-    num_bytes = int(Fraction(match[1]) * factor) if match and factor else 0
-    if num_bytes < 1:
-        raise BadParameter(f"must be a size such as 512MiB, 2GB or 1073741824, is {str(value)!r}")
+    num_bytes = parsed_size(str(value))
+    if num_bytes is None:
+        raise BadParameter(f"must be {WANTED}, is {str(value)!r}")
     return num_bytes
 
 

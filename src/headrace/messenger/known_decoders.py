@@ -14,7 +14,7 @@ from headrace.messenger.outcomes import PeerReady, PeerRefused
 from headrace.messenger.plan import Plans, Side
 from headrace.messenger.process import ProcessName
 from headrace.messenger.slots import generation_of, is_newer, slot_of
-from headrace.protocol.messages import Hello, HelloRefused, Ticket, clipped, encode
+from headrace.protocol.messages import PROTOCOL_VERSION, Hello, HelloHead, HelloRefused, Ticket, clipped, encode
 
 FORGET_REFUSED_S = 5.0
 
@@ -123,7 +123,12 @@ class KnownDecoders:
         self._answer(known)
         return known, PeerReady(peer=known.peer, uuid=known.uuid, process=known.process)
 
-    def _peer_of(self, hello: Hello, known: Decoder | None) -> PeerId:
+    def refuse_version(self, head: HelloHead, now: float) -> PeerRefused | None:
+        """A Hello that only its head is known of. Raises as `on_hello` does."""
+        peer = self._peer_of(head, self._by_uuid.get(head.sender))
+        return self._refuse(head, HandshakeRefused("protocol", PROTOCOL_VERSION, head.protocol), peer, now)
+
+    def _peer_of(self, hello: Hello | HelloHead, known: Decoder | None) -> PeerId:
         if known is not None:
             return known.peer
         refused = self._refused.get(hello.address)
@@ -145,7 +150,9 @@ class KnownDecoders:
         answer = self._identity.hello(epoch=decoder.epoch, address=self._fabric.address, descriptor=b"")
         self._fabric.send(decoder.peer, encode(answer))
 
-    def _refuse(self, hello: Hello, refusal: HandshakeRefused, peer: PeerId, now: float) -> PeerRefused | None:
+    def _refuse(
+        self, hello: Hello | HelloHead, refusal: HandshakeRefused, peer: PeerId, now: float
+    ) -> PeerRefused | None:
         is_first = hello.address not in self._refused
         if hello.sender not in self._by_uuid:  # a decoder that we know stays, in the epoch that it had
             self._refused[hello.address] = (peer, now + FORGET_REFUSED_S)

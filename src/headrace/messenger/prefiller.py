@@ -42,7 +42,17 @@ from headrace.messenger.life import PREFILLER, PrefillerEffect, PrefillerEvent, 
 from headrace.messenger.outcomes import JobDropped, PeerReady, PeerRefused, PrefillerOutcome, PrefillJob
 from headrace.messenger.sources import Refusal, Sources
 from headrace.protocol.control import Granted, Reserve, Wait
-from headrace.protocol.messages import AnyMessage, Cancel, Hello, Prefill, Ticket, decode, encode
+from headrace.protocol.messages import (
+    AnyMessage,
+    Cancel,
+    Hello,
+    HelloHead,
+    Prefill,
+    Ticket,
+    decode,
+    encode,
+    hello_of_another_version,
+)
 
 
 class PrefillerMessenger:
@@ -241,13 +251,13 @@ class PrefillerMessenger:
         self._apply(job, life.list_done(complete=event.complete, num_failed=event.num_failed))
 
     def _on_message(self, wire: bytes) -> None:
+        message: AnyMessage | HelloHead | None
         try:
             message = decode(wire)
         except ProtocolFault:
-            self._counts["strange"] += 1
-            return
+            message = hello_of_another_version(wire)
         match message:
-            case Hello():
+            case Hello() | HelloHead():
                 self._on_hello(message)
             case Prefill() | Cancel():
                 decoder = self._decoders.get(message.sender)
@@ -260,12 +270,15 @@ class PrefillerMessenger:
             case _:
                 self._counts["strange"] += 1
 
-    def _on_hello(self, message: Hello) -> None:
-        replaced = self._decoders.replaced_by(message)
+    def _on_hello(self, message: Hello | HelloHead) -> None:
+        replaced = self._decoders.replaced_by(message) if isinstance(message, Hello) else None
         if replaced is not None:
             self._forget(replaced)
         try:
-            outcome = self._decoders.on_hello(message, self._now)
+            if isinstance(message, Hello):
+                outcome = self._decoders.on_hello(message, self._now)
+            else:
+                outcome = self._decoders.refuse_version(message, self._now)
         except (InputError, FabricError):  # its address is none, or somebody else's: there is nobody to answer
             self._counts["strange"] += 1
             return

@@ -73,9 +73,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What an instance can hold. Tokens, or as named."""
 
     max_model_len: Positive  # prompt and output together
-    pool_tokens: Positive  # num_pages * page_size
+    pool_tokens: Positive  # num_pages * page_size, of all data-parallel groups; max_model_len fits into one
     page_size: Positive
-    max_running: Positive  # requests that hold pages at once
+    max_running: Positive  # requests that hold pages at once, in all groups
 
 
 # ---- instance -> gateway ---------------------------------------------------------------------------------------
@@ -105,7 +105,8 @@ class Prefilling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """How it stands. `gauges` and `counters` go to /metrics by these names, labelled with the instance."""
+    """How it stands, all its data-parallel groups together. `gauges` and `counters` go to /metrics by these names,
+    labelled with the instance."""
 
     num_free_pages: Count
     num_running: Count
@@ -156,7 +157,7 @@ class NoRoom(Message, frozen=True, kw_only=True):
     """decoder -> gateway: not now; nothing is held. Offer it again when a Status shows more room, or elsewhere."""
 
     request_id: Name
-    num_free_pages: Count
+    num_free_pages: Count  # of the group that has most
 
 
 class Rejected(Message, frozen=True, kw_only=True):

@@ -83,6 +83,15 @@ class Hello(Message, frozen=True, kw_only=True):
     started: Ticks  # tells this process from the next one with its pid
 
 
+class HelloHead(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
+    """What is in a Hello of every version of the protocol, whatever else is: enough to refuse it by name."""
+
+    sender: Uuid
+    protocol: Count
+    epoch: Count
+    address: Blob
+
+
 class HelloRefused(Message, frozen=True, kw_only=True):
     """The answer to a Hello that differs in `field`. `address` is the refusing endpoint's."""
 
@@ -154,6 +163,7 @@ AnyMessage = Hello | HelloRefused | Prefill | Cancel | Refused | Failed | Cancel
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+_HEAD_DECODER = msgspec.msgpack.Decoder(HelloHead)
 
 
 def is_name(name: str) -> bool:
@@ -177,3 +187,12 @@ def decode(wire: bytes) -> AnyMessage:
         return _DECODER.decode(wire)
     except (msgspec.DecodeError, RecursionError) as fault:  # the latter: 100 KB of nested arrays in an unknown field
         raise ProtocolFault(f"not a headrace message: {fault}") from fault
+
+
+def hello_of_another_version(wire: bytes) -> HelloHead | None:
+    """Of what does not decode: its head, where a peer of another version greets."""
+    try:
+        head = _HEAD_DECODER.decode(wire)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return head if head.protocol != PROTOCOL_VERSION else None

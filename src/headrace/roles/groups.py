@@ -80,7 +80,9 @@ class Groups:
 
     def group_of(self, request_id: str) -> int:
         """Of a request that was admitted and is not over, or whose lent pages are not back yet."""
-        return next(group for group, engine in enumerate(self._engines) if request_id in engine)
+        found = [group for group, engine in enumerate(self._engines) if request_id in engine]
+        assert len(found) == 1, f"{request_id!r} is in groups {found}"
+        return found[0]
 
     def engine_of(self, request_id: str) -> Engine:
         """The same."""

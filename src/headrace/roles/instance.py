@@ -6,7 +6,6 @@ role that uses them owns pages and requests. Knows no messages but the descripti
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -28,11 +27,12 @@ from headrace.model.checkpoint import fingerprint, read_shape
 from headrace.model.footprint import own_footprint
 from headrace.model.interface import AfterLayer, nothing_after
 from headrace.model.kernels import WrapOps, as_they_are
+from headrace.model.parallel import ALONE
 from headrace.model.shape import ModelShape
 from headrace.protocol.control import CONTROL_VERSION, Announce, Limits
 from headrace.roles.options import NEAR, InstanceOptions
 from headrace.roles.pool_plan import plan_pool, plan_sharding
-from headrace.roles.rank_model import open_rank_model
+from headrace.roles.rank_model import meet, open_rank_model, place_model_thread
 from headrace.roles.rank_processes import open_rank_processes
 from headrace.roles.ranked_runner import RankedRunner
 
@@ -125,7 +125,7 @@ def open_instance(
     model_fingerprint = fingerprint(options.model_dir, dtype=options.dtype)
     with ExitStack() as exits:
         filling = exits.enter_context(_being_filled(layout.total_bytes))
-        others = None
+        others, parallel = None, ALONE
         if options.num_ranks > 1:
             others = exits.enter_context(
                 open_rank_processes(
@@ -136,18 +136,16 @@ def open_instance(
                     on_lost=on_rank_lost,
                 )
             )
+            try:
+                parallel = exits.enter_context(meet(options, rank=0, meeting_points=others.meeting_points))
+            except RankLost as loss:
+                raise others.lost(str(loss)) from loss
         model = exits.enter_context(
-            open_rank_model(
-                options,
-                rank=0,
-                fingerprint=model_fingerprint,
-                meeting_points=None if others is None else others.meeting_points,
-                wrap=wrap,
-            )
+            open_rank_model(options, rank=0, fingerprint=model_fingerprint, parallel=parallel, wrap=wrap)
         )
         memory = filling.result()
         runner = Runner(model, layer_views(memory, layout), page_size=layout.kv.page_size, num_pages=layout.num_pages)
-        place = partial(_place_model_thread, torch.get_num_threads(), options.cpus)
+        place = partial(place_model_thread, torch.get_num_threads(), options.cpus_of(0))
         thread = exits.enter_context(ThreadPoolExecutor(1, "model", initializer=place))
         run_step: RunStep = partial(_run_alone, runner)
         if others is not None:
@@ -187,12 +185,6 @@ def _being_filled(num_bytes: int) -> Iterator[Future[PoolMemory]]:
         finally:
             if filling.exception() is None:
                 filling.result().close()
-
-
-def _place_model_thread(num_torch_threads: int, cpus: Sequence[int]) -> None:
-    torch.set_num_threads(num_torch_threads)  # torch counts them for each thread that calls it
-    if cpus:
-        os.sched_setaffinity(0, cpus[:1])
 
 
 def described_fabric(options: InstanceOptions) -> str:

@@ -14,15 +14,17 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from headrace.engine.runner import Runner
 from headrace.engine.step_memory import StepMemory
-from headrace.errors import InputError
+from headrace.errors import InputError, RankLost
 from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pool import layer_views
 from headrace.roles.rank_messages import BEAT_S, Compute, Computed, Failed, Here, Loaded, RankTask, Refused
 from headrace.roles.rank_messages import receive as receive_from
 from headrace.roles.rank_messages import send as send_to
-from headrace.roles.rank_model import open_rank_model
+from headrace.roles.rank_model import meet, open_rank_model, place_model_thread
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,20 +42,24 @@ def run_rank(*, lead_pid: int, lead_fd: int, pulse_fd: int, steps_fd: int) -> No
             _compute_steps(task, lead, StepMemory(task.limits, task.options.dp, steps_fd))
         except InputError as error:
             send_to(lead, Refused.of(error))
-            while lead.recv(1):  # the lead ends us, when it has read that
-                pass
+        except RankLost as loss:
+            send_to(lead, Failed(text=str(loss)))
+        while lead.recv(1):  # the lead ends us, when it has read that
+            pass
 
 
 def _compute_steps(task: RankTask, lead: socket.socket, steps: StepMemory) -> None:
     send_to(lead, Here())
     options, layout, group = task.options, task.layout, task.rank // task.options.tp
-    with open_rank_model(
-        options, rank=task.rank, fingerprint=task.fingerprint, meeting_points=Path(task.meeting_points)
-    ) as model:
+    with (
+        meet(options, rank=task.rank, meeting_points=Path(task.meeting_points)) as parallel,
+        open_rank_model(options, rank=task.rank, fingerprint=task.fingerprint, parallel=parallel) as model,
+    ):
         _, (memory_fd,), _, _ = socket.recv_fds(lead, 1, 1)
         memory = PoolMemory(layout.total_bytes, memory_fd)
         views = layer_views(memory, layout, task.rank)
         runner = Runner(model, views, page_size=layout.kv.page_size, num_pages=layout.num_pages)
+        place_model_thread(torch.get_num_threads(), options.cpus_of(task.rank))
         send_to(lead, Loaded())
         while isinstance(receive_from(lead), Compute):
             send_to(lead, _compute_step(runner, steps, group, draws_tokens=task.rank % options.tp == 0))

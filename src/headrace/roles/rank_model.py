@@ -3,21 +3,46 @@
 Owns both until the context ends. Synchronous, for start-up.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import torch
+
+from headrace.errors import RankLost
 from headrace.model.gloo_ranks import GlooRanks
 from headrace.model.interface import Model
 from headrace.model.kernels import WrapOps, as_they_are, open_model
 from headrace.model.options import ComputeOptions
-from headrace.model.parallel import ALONE, Parallel
+from headrace.model.parallel import Parallel
 from headrace.model.ranks import OneRank, Ranks
 from headrace.roles.options import InstanceOptions
 
 COLLECTIVE_S = 60.0
-"""How long a rank waits for the others: to meet, and in a step. One that is dead or stopped is noticed sooner; this is
-for one whose model thread alone hangs."""
+"""How long a rank waits for the others: to meet, and in a step; and its lead, when its own part is done, for the rest.
+One that is dead or stopped is noticed sooner; this is for one whose model thread alone hangs."""
+
+
+@contextmanager
+def meet(options: InstanceOptions, *, rank: int, meeting_points: Path) -> Iterator[Parallel]:
+    """All ranks of the instance, in the folder of `meeting_points`. Raises RankLost where the others do not come."""
+    group, place = divmod(rank, options.tp)
+    with ExitStack() as exits:
+
+        def join(name: str, place: int, size: int) -> Ranks:
+            point = meeting_points / name
+            try:
+                ranks = GlooRanks(point, rank=place, size=size, timeout_s=COLLECTIVE_S)
+            except RuntimeError as error:
+                raise RankLost(f"the ranks have not met: {error}") from error
+            return exits.enter_context(closing(ranks))
+
+        everyone = join("everyone", rank, options.num_ranks)
+        if options.tp in (1, options.num_ranks):
+            yield Parallel(group=OneRank() if options.tp == 1 else everyone, everyone=everyone)
+        else:
+            yield Parallel(group=join(f"group-{group}", place, options.tp), everyone=everyone)
 
 
 @contextmanager
@@ -26,45 +51,29 @@ def open_rank_model(
     *,
     rank: int,
     fingerprint: str,
-    meeting_points: Path | None,
+    parallel: Parallel,
     wrap: WrapOps = as_they_are,
 ) -> Iterator[Model]:
-    """All ranks meet first, in the folder of `meeting_points` (None: there is one), then load at the same time. Raises
-    InputError naming what is wrong, RuntimeError where the others do not come."""
+    """Ranks load at the same time, and wait for nobody. Raises InputError naming what is wrong."""
     compute = ComputeOptions(
         kernels=options.kernels,
         threads=options.threads,
         cpus=options.cpus_of(rank),
         share_in=options.share_weights_in,
     )
-    with (
-        _parallel(options, rank, meeting_points) as parallel,
-        open_model(
-            options.model_dir,
-            fingerprint=fingerprint,
-            dtype=options.dtype,
-            options=compute,
-            wrap=wrap,
-            parallel=parallel,
-        ) as model,
-    ):
+    with open_model(
+        options.model_dir,
+        fingerprint=fingerprint,
+        dtype=options.dtype,
+        options=compute,
+        wrap=wrap,
+        parallel=parallel,
+    ) as model:
         yield model
 
 
-@contextmanager
-def _parallel(options: InstanceOptions, rank: int, meeting_points: Path | None) -> Iterator[Parallel]:
-    if meeting_points is None:
-        yield ALONE
-        return
-    group, place = divmod(rank, options.tp)
-    with ExitStack() as exits:
-
-        def meet(name: str, place: int, size: int) -> Ranks:
-            point = meeting_points / name
-            return exits.enter_context(closing(GlooRanks(point, rank=place, size=size, timeout_s=COLLECTIVE_S)))
-
-        everyone = meet("everyone", rank, options.num_ranks)
-        if options.tp in (1, options.num_ranks):
-            yield Parallel(group=OneRank() if options.tp == 1 else everyone, everyone=everyone)
-        else:
-            yield Parallel(group=meet(f"group-{group}", place, options.tp), everyone=everyone)
+def place_model_thread(num_torch_threads: int, cpus: Sequence[int]) -> None:
+    """On the thread that is to compute, when the model is there; `cpus` are the rank's."""
+    torch.set_num_threads(num_torch_threads)  # torch counts them for each thread that calls it
+    if cpus:
+        os.sched_setaffinity(0, cpus[:1])

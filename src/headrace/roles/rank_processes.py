@@ -1,9 +1,8 @@
 """The rank processes of an instance, as its lead has them: started, told to load and to compute, ended.
 
 Owns the processes, the sockets to them, the memory that steps are written into and the folder where all ranks meet. The
-lead is rank 0 itself: `rank_model` and `ranked_runner` have its part.
-Started on the main thread (the kernel ends a rank with the thread that started it), then used on the model thread; who
-dies or hangs meanwhile is the watch's to say.
+lead is rank 0 itself: `rank_model` and `ranked_runner` have its part. Started on the main thread (the kernel ends a
+rank with the thread that started it), then used on the model thread; who dies or hangs meanwhile is the watch's to say.
 """
 
 import logging
@@ -23,6 +22,7 @@ from headrace.errors import InputError, RankLost
 from headrace.kvcache.layout import PoolLayout
 from headrace.roles.options import InstanceOptions
 from headrace.roles.rank_messages import Compute, Computed, Failed, Here, Loaded, RankTask, Refused, receive, send
+from headrace.roles.rank_model import COLLECTIVE_S
 from headrace.roles.rank_watch import RankWatch
 from headrace.roles.stopping import STOP_SIGNALS
 
@@ -34,12 +34,21 @@ class RankProcesses:
     answer either."""
 
     def __init__(
-        self, links: Sequence[socket.socket], watch: RankWatch, steps: StepMemory, meeting_points: Path
+        self,
+        links: Sequence[socket.socket],
+        watch: RankWatch,
+        *,
+        steps: StepMemory,
+        meeting_points: "TemporaryDirectory[str]",
     ) -> None:
         self.steps = steps
-        self.meeting_points = meeting_points
+        self._meeting_points = meeting_points
         self._links = links
         self._watch = watch
+
+    @property
+    def meeting_points(self) -> Path:
+        return Path(self._meeting_points.name)
 
     def begin(self, tasks: Sequence[RankTask]) -> None:
         """Tell them what they are, and wait until all can meet. Raises RankLost."""
@@ -55,6 +64,7 @@ class RankProcesses:
             with suppress(OSError):
                 socket.send_fds(link, [b"."], [memory_fd])
         self._expect(Loaded)
+        self._meeting_points.cleanup()  # all have met; nothing is left of it if this process is killed
 
     def begin_step(self) -> None:
         """They compute what lies in the step memory."""
@@ -64,7 +74,7 @@ class RankProcesses:
 
     def end_step(self) -> None:
         """Wait for all of them. Raises RankLost, and InputError for logits that are no numbers."""
-        self._expect(Computed)
+        self._expect(Computed, within_s=COLLECTIVE_S)
 
     def lost(self, otherwise: str) -> RankLost:
         """Why a step could not be computed, as far as is known."""
@@ -76,15 +86,20 @@ class RankProcesses:
         for link in self._links:
             link.close()
 
-    def _expect(self, kind: type[Here | Loaded | Computed]) -> None:
+    def _expect(self, kind: type[Here | Loaded | Computed], *, within_s: float | None = None) -> None:
         """Hears all of them before it raises what one has refused: the others are in step, and stay so."""
         refusal = None
         for rank, link in enumerate(self._links, start=1):
-            match receive(link):
+            link.settimeout(within_s)
+            try:
+                answer = receive(link)
+            except TimeoutError:
+                raise self.lost(f"rank {rank} has not answered for {within_s:g} s") from None
+            match answer:
                 case Refused(field=field, text=text):
                     refusal = refusal or InputError(field, f"{text} (rank {rank})")
                 case Failed(text=text):
-                    raise self.lost(f"rank {rank} failed in a step: {text}")
+                    raise self.lost(f"rank {rank} failed: {text}")
                 case message if not isinstance(message, kind):
                     raise self.lost(f"rank {rank} has ended")
         if refusal is not None:
@@ -111,11 +126,8 @@ def open_rank_processes(
         max_model_len=max_model_len,
         page_size=options.page_size,
     )
-    with (
-        closing(StepMemory(limits, options.dp)) as steps,
-        TemporaryDirectory(prefix="headrace-ranks-") as meeting_points,
-        ExitStack() as exits,
-    ):
+    meeting_points = TemporaryDirectory(prefix="headrace-ranks-")
+    with meeting_points, closing(StepMemory(limits, options.dp)) as steps, ExitStack() as exits:
         tasks = [
             RankTask(
                 options=options,
@@ -123,14 +135,14 @@ def open_rank_processes(
                 fingerprint=fingerprint,
                 layout=layout,
                 limits=limits,
-                meeting_points=meeting_points,
+                meeting_points=meeting_points.name,
             )
             for rank in range(1, options.num_ranks)
         ]
         with _signals_held():
             started = [_start(task, steps.fd) for task in tasks]
             watch = RankWatch([one.process for one in started], [one.pulse for one in started], on_lost=on_lost)
-            ranks = RankProcesses([one.link for one in started], watch, steps, Path(meeting_points))
+            ranks = RankProcesses([one.link for one in started], watch, steps=steps, meeting_points=meeting_points)
             exits.callback(ranks.close)
         ranks.begin(tasks)
         yield ranks

@@ -37,7 +37,7 @@ class RankedRunner:
         except InputError as error:
             refusal = error  # of its logits: the others are in step
         except (RuntimeError, MemoryError) as error:
-            raise self._others.lost(f"rank 0 failed in a step: {error}") from error
+            raise self._others.lost(f"rank 0 failed: {error}") from error
         self._others.end_step()
         if refusal is not None:
             raise refusal

@@ -5,9 +5,9 @@ from typing import Annotated, Final
 
 import typer
 
-from headrace.cli.options import MOST_TOKENS
 from headrace.cli.profile.plan import StreamCounts, stream_counts
 from headrace.cli.values import whole_number
+from headrace.deploy.sizes import MOST_TOKENS
 
 PANEL = "Profile"
 MOST_TEMPERATURE = 100.0

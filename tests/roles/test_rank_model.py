@@ -1,0 +1,22 @@
+"""Ranks that wait for others who do not come."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import RankLost
+from headrace.roles import rank_model
+from headrace.roles.options import InstanceOptions
+from headrace.roles.rank_model import meet
+
+OPTIONS = InstanceOptions(role="decoder", name="d", gateways=(), model_dir=Path(), model="tiny", tp=2)
+
+
+def test_a_rank_that_nobody_meets_is_lost_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_model, "COLLECTIVE_S", 0.3)
+    with (
+        pytest.raises(RankLost, match="^the ranks have not met: "),
+        meet(replace(OPTIONS, dp=2), rank=1, meeting_points=tmp_path),
+    ):
+        raise AssertionError("they have met")
