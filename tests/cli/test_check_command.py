@@ -100,6 +100,13 @@ def test_a_model_of_ones_own_is_read_from_its_directory(capsys: pytest.CaptureFi
         (
             "tp = 8",
             "tp = 8",
+            "--config {file.parent}",
+            "--config: must be a directory with a config.json, is {file.parent}",
+        ),
+        ("meta-llama/Llama-3.1-70B-Instruct", "/", "", "{file}: model: must be a directory with a config.json, is /"),
+        (
+            "tp = 8",
+            "tp = 8",
             "--prompt-tokens 200000",
             "--prompt-tokens: must be at most 131,072, which is what fits, is ",
         ),

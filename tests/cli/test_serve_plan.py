@@ -1,5 +1,6 @@
 """Which processes `serve` starts, with which options, and what it tells the person."""
 
+import json
 import shlex
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from headrace.cli import commands
 from headrace.cli.app import run
 from headrace.cli.child import Child
 from headrace.cli.serve import ServeOptions, Sizes, described_split, greeting, plan_children, reachable_host, serve
+from headrace.deploy.known import known_config
 from headrace.errors import InputError
 from headrace.gateway.options import GatewayOptions
 from headrace.roles.options import InstanceOptions, Transport
@@ -203,6 +205,22 @@ def test_a_provider_that_contradicts_ends_it_before_anything_starts() -> None:
 def test_an_option_that_would_do_nothing_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(InputError, match=f"^{next(iter(given))}: must be left out with --colocated"):
         serve(replace(OPTIONS, colocated=True, **given))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "refused"),
+    [
+        ({"prefiller_tp": 2}, "^prefiller_tp: must divide the model's 3 KV heads"),
+        ({"decoder_tp": 6}, "^decoder_tp: must divide the model's 9 attention heads"),
+    ],
+)
+def test_ranks_that_cannot_share_the_model_are_refused_by_the_option_before_anything_starts(
+    degrees: dict[str, int], refused: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(known_config("smollm2-135m-instruct")))
+    monkeypatch.setattr("headrace.cli.serve.fetch_model", lambda name: tmp_path)
+    with pytest.raises(InputError, match=refused):
+        serve(replace(OPTIONS, **degrees))
 
 
 def test_each_instance_gets_cpus_of_its_own(tmp_path: Path) -> None:

@@ -71,3 +71,8 @@ def test_two_pages_on_each_rank_are_what_it_takes() -> None:
 def test_a_prefiller_has_one_group() -> None:
     with pytest.raises(InputError, match="^dp: must be 1 for a prefiller, .*is 2$"):
         replace(OPTIONS, role="prefiller", dp=2)
+
+
+def test_ranks_that_cannot_share_the_model_are_refused_though_they_could_share_its_kv() -> None:
+    with pytest.raises(InputError, match="^tp: must divide the model's 4 attention heads, is 8$"):
+        plan_pool(SHAPE, replace(OPTIONS, tp=8))

@@ -84,6 +84,6 @@ def _shape(deployment: Deployment, file: Path) -> ModelShape:
 
 
 def _shape_in(directory: Path, field: str) -> ModelShape:
-    if not directory.is_dir():
+    if not (directory / "config.json").is_file():
         raise InputError(field, f"must be a directory with a config.json, is {directory}")
     return read_shape(directory)

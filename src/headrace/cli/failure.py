@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ERROR_FILE = "HEADRACE_ERROR_FILE"
-"""The environment variable. What a process starts itself does not inherit it."""
+"""The environment variable. An instance's ranks inherit it; what fails there they tell their lead instead."""
 
 
 def tell(text: str) -> None:

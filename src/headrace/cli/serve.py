@@ -23,6 +23,7 @@ from headrace.cli.readiness import wait_until_ready
 from headrace.cli.run_directory import CONTROL_SOCKET, private_directory
 from headrace.cli.supervisor import Supervisor
 from headrace.cli.transports import plan_transports
+from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype
 from headrace.model.options import KernelChoice
 from headrace.protocol.control import Role
@@ -89,11 +90,22 @@ def serve(options: ServeOptions) -> bool:
     cpus_of(options.cpus, num_threads=options.threads, num_ranks=num_ranks)
     port = require_free_port(options.host, options.port)
     model_dir = fetch_model(options.model)
-    for role in {role for role, _ in instances_of(options)}:
-        require_pool(_sized(role, options, model_dir))
+    for role in dict.fromkeys(role for role, _ in instances_of(options)):
+        _require_fitting(role, options, model_dir)
     with private_directory() as directory:
         children = plan_children(options, port=port, model_dir=model_dir, directory=directory)
         return asyncio.run(Supervisor(children, directory).run(partial(_bring_up, options, port)))
+
+
+def _require_fitting(role: Role, options: ServeOptions, model_dir: Path) -> None:
+    """Its ranks can share the model, and its pool holds something. Raises InputError, by the option's name here."""
+    try:
+        require_pool(_sized(role, options, model_dir))
+    except InputError as error:
+        if error.field != "tp":
+            raise
+        said = str(error).removeprefix("tp: ")
+        raise InputError("prefiller_tp" if role == "prefiller" else "decoder_tp", said) from error
 
 
 def _sized(role: Role, options: ServeOptions, model_dir: Path) -> InstanceOptions:

@@ -6,11 +6,13 @@ from headrace.kvcache.layout import PoolLayout
 from headrace.kvcache.sharding import Sharding
 from headrace.messenger.aux import aux_slot_bytes
 from headrace.model.shape import ModelShape
+from headrace.model.shard import Shard
 from headrace.roles.options import InstanceOptions
 
 
 def plan_sharding(shape: ModelShape, options: InstanceOptions) -> Sharding:
-    """Raises InputError where the ranks cannot share the model's KV."""
+    """Raises InputError where the ranks cannot share the model, or its KV."""
+    Shard(tp=options.tp, dp=options.dp).of(shape)
     return Sharding(kv=shape.kv_layout(options.page_size, options.dtype), tp=options.tp, dp=options.dp)
 
 

@@ -42,8 +42,8 @@ def run_rank(*, lead_pid: int, lead_fd: int, pulse_fd: int, steps_fd: int) -> No
             _compute_steps(task, lead, StepMemory(task.limits, task.options.dp, steps_fd))
         except InputError as error:
             send_to(lead, Refused.of(error))
-        except RankLost as loss:
-            send_to(lead, Failed(text=str(loss)))
+        except (RankLost, OSError) as failure:
+            send_to(lead, Failed(text=str(failure)))
         while lead.recv(1):  # the lead ends us, when it has read that
             pass
 
