@@ -14,10 +14,10 @@ from tiny_checkpoint import kv_layout
 from headrace.model.batch import Batch
 from headrace.model.interface import AfterLayer, Model, nothing_after
 from headrace.model.kernels import open_model
-from headrace.roles import rank_model
 from headrace.roles.decoder import run_decoder
 from headrace.roles.options import InstanceOptions
 from headrace.roles.prefiller import run_prefiller
+from headrace.roles.ranks import model as rank_model
 
 
 class SlowModel:

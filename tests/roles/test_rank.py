@@ -13,7 +13,7 @@ from headrace.engine.step_memory import StepLimits
 from headrace.model.shape import ModelShape
 from headrace.roles.options import InstanceOptions
 from headrace.roles.pool_plan import plan_pool
-from headrace.roles.rank_messages import Failed, RankTask, receive, send
+from headrace.roles.ranks.messages import Failed, RankTask, receive, send
 
 
 def test_what_the_system_refuses_a_rank_its_lead_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

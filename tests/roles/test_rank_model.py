@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import RankLost
-from headrace.roles import rank_model
 from headrace.roles.options import InstanceOptions
-from headrace.roles.rank_model import meet
+from headrace.roles.ranks import model as rank_model
+from headrace.roles.ranks.model import meet
 
 OPTIONS = InstanceOptions(role="decoder", name="d", gateways=(), model_dir=Path(), model="tiny", tp=2)
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from headrace.errors import RankLost
-from headrace.roles import rank_watch
-from headrace.roles.rank_watch import RankWatch
+from headrace.roles.ranks import watch as rank_watch
+from headrace.roles.ranks.watch import RankWatch
 
 
 class Watched:

@@ -15,11 +15,12 @@ from headrace.engine.step_memory import StepLimits, StepMemory
 from headrace.errors import InputError, RankLost
 from headrace.model.batch import Batch, Row
 from headrace.model.interface import AfterLayer, nothing_after
-from headrace.roles import rank_processes, rank_watch
-from headrace.roles.rank_messages import Compute, Computed, Failed, RankMessage, Refused, receive, send
-from headrace.roles.rank_processes import RankProcesses
-from headrace.roles.rank_watch import RankWatch
-from headrace.roles.ranked_runner import RankedRunner
+from headrace.roles.ranks import processes as rank_processes
+from headrace.roles.ranks import watch as rank_watch
+from headrace.roles.ranks.messages import Compute, Computed, Failed, RankMessage, Refused, receive, send
+from headrace.roles.ranks.processes import RankProcesses
+from headrace.roles.ranks.runner import RankedRunner
+from headrace.roles.ranks.watch import RankWatch
 
 LIMITS = StepLimits.of(chunk_tokens=4, max_running=4, max_model_len=16, page_size=4)
 

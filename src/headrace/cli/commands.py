@@ -299,7 +299,7 @@ def rank(
 ) -> None:
     """A rank of an instance, started by its lead with what it needs."""
     configure_logging(log_level, name or _default_name("rank"))
-    from headrace.roles.rank import run_rank  # function-local: see gateway
+    from headrace.roles.ranks.rank import run_rank  # function-local: see gateway
 
     run_rank(lead_pid=lead_pid, lead_fd=lead_fd, pulse_fd=pulse_fd, steps_fd=steps_fd)
 

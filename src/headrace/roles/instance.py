@@ -32,9 +32,9 @@ from headrace.model.shape import ModelShape
 from headrace.protocol.control import CONTROL_VERSION, Announce, Limits
 from headrace.roles.options import NEAR, InstanceOptions
 from headrace.roles.pool_plan import plan_pool, plan_sharding
-from headrace.roles.rank_model import meet, open_rank_model, place_model_thread
-from headrace.roles.rank_processes import open_rank_processes
-from headrace.roles.ranked_runner import RankedRunner
+from headrace.roles.ranks.model import meet, open_rank_model, place_model_thread
+from headrace.roles.ranks.processes import open_rank_processes
+from headrace.roles.ranks.runner import RankedRunner
 
 RunStep = Callable[[Sequence[Sequence[StepRow]], AfterLayer], list[list[int]]]
 

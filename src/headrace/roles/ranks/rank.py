@@ -21,10 +21,10 @@ from headrace.engine.step_memory import StepMemory
 from headrace.errors import InputError, RankLost
 from headrace.kvcache.memory import PoolMemory
 from headrace.kvcache.pool import layer_views
-from headrace.roles.rank_messages import BEAT_S, Compute, Computed, Failed, Here, Loaded, RankTask, Refused
-from headrace.roles.rank_messages import receive as receive_from
-from headrace.roles.rank_messages import send as send_to
-from headrace.roles.rank_model import meet, open_rank_model, place_model_thread
+from headrace.roles.ranks.messages import BEAT_S, Compute, Computed, Failed, Here, Loaded, RankTask, Refused
+from headrace.roles.ranks.messages import receive as receive_from
+from headrace.roles.ranks.messages import send as send_to
+from headrace.roles.ranks.model import meet, open_rank_model, place_model_thread
 
 _PR_SET_PDEATHSIG = 1
 

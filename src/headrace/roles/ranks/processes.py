@@ -1,7 +1,7 @@
 """The rank processes of an instance, as its lead has them: started, told to load and to compute, ended.
 
 Owns the processes, the sockets to them, the memory that steps are written into and the folder where all ranks meet. The
-lead is rank 0 itself: `rank_model` and `ranked_runner` have its part. Started on the main thread (the kernel ends a
+lead is rank 0 itself: `model` and `runner` have its part. Started on the main thread (the kernel ends a
 rank with the thread that started it), then used on the model thread; who dies or hangs meanwhile is the watch's to say.
 """
 
@@ -21,9 +21,9 @@ from headrace.engine.step_memory import StepLimits, StepMemory
 from headrace.errors import InputError, RankLost
 from headrace.kvcache.layout import PoolLayout
 from headrace.roles.options import InstanceOptions
-from headrace.roles.rank_messages import Compute, Computed, Failed, Here, Loaded, RankTask, Refused, receive, send
-from headrace.roles.rank_model import COLLECTIVE_S
-from headrace.roles.rank_watch import RankWatch
+from headrace.roles.ranks.messages import Compute, Computed, Failed, Here, Loaded, RankTask, Refused, receive, send
+from headrace.roles.ranks.model import COLLECTIVE_S
+from headrace.roles.ranks.watch import RankWatch
 from headrace.roles.stopping import STOP_SIGNALS
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.errors import RankLost
 from headrace.roles.exit_status import described
-from headrace.roles.rank_messages import BEAT_S
+from headrace.roles.ranks.messages import BEAT_S
 
 SILENCE_S = 10.0
 """A rank that was silent for so long hangs. Far above a beat: two busy cores, and disks, keep a thread waiting."""

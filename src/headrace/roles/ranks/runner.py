@@ -10,7 +10,7 @@ from headrace.engine.runner import Runner
 from headrace.engine.step import StepRow, draws_of
 from headrace.errors import InputError
 from headrace.model.interface import AfterLayer, nothing_after
-from headrace.roles.rank_processes import RankProcesses
+from headrace.roles.ranks.processes import RankProcesses
 
 
 class RankedRunner:
