@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from tiny_gguf import gguf_tensors, hf_tensors, write_gguf
 
 from headrace.errors import InputError
-from headrace.model.gguf_file import read_gguf
+from headrace.model.gguf.file import read_gguf
 
 
 @pytest.fixture(scope="module")

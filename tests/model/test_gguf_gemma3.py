@@ -14,11 +14,11 @@ from tiny_gemma_gguf import HEAD_DIM, LAYERS, PIECES, WINDOW, gemma3_tensors, hf
 from transformers import AutoConfig, AutoTokenizer, Gemma3ForCausalLM
 
 from headrace.errors import InputError
-from headrace.model import gguf_conversion
 from headrace.model.checkpoint import read_shape
 from headrace.model.family_fields import LocalAttention
-from headrace.model.gguf_conversion import convert
-from headrace.model.gguf_gemma3 import LAYER_TENSORS
+from headrace.model.gguf import conversion as gguf_conversion
+from headrace.model.gguf.conversion import convert
+from headrace.model.gguf.gemma3 import LAYER_TENSORS
 from headrace.model.progress import no_progress
 
 TOKEN_IDS = torch.tensor([[2, *range(260, 290)]])

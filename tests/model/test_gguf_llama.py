@@ -16,7 +16,7 @@ from transformers import AutoConfig, LlamaForCausalLM
 
 from headrace.errors import InputError
 from headrace.model.checkpoint import read_shape
-from headrace.model.gguf_conversion import convert, to_bf16
+from headrace.model.gguf.conversion import convert, to_bf16
 from headrace.model.progress import no_progress
 
 TOKEN_IDS = torch.tensor([[1, 40, 41, 90, 7, 200, 2]])

@@ -9,7 +9,7 @@ from tiny_gemma_gguf import CONTROL, LETTERS, PIECES, USER_DEFINED, WORDS
 from tokenizers import Tokenizer
 
 from headrace.errors import InputError
-from headrace.model.gguf_sentencepiece import build_tokenizer
+from headrace.model.gguf.sentencepiece import build_tokenizer
 
 SPACE = "▁"
 NAMES, TYPES, SCORES = zip(*PIECES, strict=True)

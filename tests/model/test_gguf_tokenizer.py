@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from headrace.errors import InputError
-from headrace.model.gguf_tokenizer import build_tokenizer, write_tokenizer
+from headrace.model.gguf.tokenizer import build_tokenizer, write_tokenizer
 
 FIELDS: dict[str, Any] = {
     "tokenizer.ggml.tokens": TOKENS,

@@ -163,7 +163,7 @@ def sweep(models: Path) -> None:
 def make(directory: Path, model: BuiltinModel, progress: Progress, fetch: Fetch) -> None:
     """Puts a whole directory in its place; whatever was there goes."""
     # Function-local: gguf, numpy and tokenizers take 0.2 s, at a start that nearly never needs them.
-    from headrace.model.gguf_conversion import convert
+    from headrace.model.gguf.conversion import convert
 
     models = directory.parent
     require_room(models, model)

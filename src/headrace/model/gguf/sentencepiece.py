@@ -15,8 +15,8 @@ from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from headrace.errors import InputError
-from headrace.model.gguf_family import Fields
-from headrace.model.gguf_tokenizer import NAMED_TOKENS, require_fields, write_files
+from headrace.model.gguf.family import Fields
+from headrace.model.gguf.tokenizer import NAMED_TOKENS, require_fields, write_files
 
 SPACE = "▁"
 

@@ -6,8 +6,8 @@ that are not known here, and are refused by name.
 """
 
 from headrace.errors import InputError
-from headrace.model.gguf_family import Config, Fields, GgufFamily, Rows, read_numbers, require_values
-from headrace.model.gguf_sentencepiece import write_tokenizer
+from headrace.model.gguf.family import Config, Fields, GgufFamily, Rows, read_numbers, require_values
+from headrace.model.gguf.sentencepiece import write_tokenizer
 
 EXPECTED_FIELDS = {
     "tokenizer.ggml.model": "llama",  # SentencePiece, as the first Llama had it

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
 from headrace.errors import InputError
-from headrace.model.gguf_family import ID_FIELDS, Config, Fields, GgufFamily, Rows
-from headrace.model.gguf_file import GgufTensor, read_gguf
-from headrace.model.gguf_gemma3 import GEMMA3
-from headrace.model.gguf_llama import LLAMA
+from headrace.model.gguf.family import ID_FIELDS, Config, Fields, GgufFamily, Rows
+from headrace.model.gguf.file import GgufTensor, read_gguf
+from headrace.model.gguf.gemma3 import GEMMA3
+from headrace.model.gguf.llama import LLAMA
 from headrace.model.progress import Progress
 
 FAMILIES: Mapping[str, GgufFamily] = {family.architecture: family for family in (LLAMA, GEMMA3)}

@@ -14,7 +14,7 @@ from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.errors import InputError
-from headrace.model.gguf_family import Fields
+from headrace.model.gguf.family import Fields
 
 NAMED_TOKENS = {
     "bos_token": "tokenizer.ggml.bos_token_id",

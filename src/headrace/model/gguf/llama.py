@@ -6,8 +6,8 @@ would speak, and speak wrongly.
 """
 
 from headrace.errors import InputError
-from headrace.model.gguf_family import Config, Fields, GgufFamily, Rows, read_numbers, require_values
-from headrace.model.gguf_tokenizer import write_tokenizer
+from headrace.model.gguf.family import Config, Fields, GgufFamily, Rows, read_numbers, require_values
+from headrace.model.gguf.tokenizer import write_tokenizer
 
 EXPECTED_FIELDS = {
     "tokenizer.ggml.model": "gpt2",
