@@ -10,7 +10,7 @@ import time
 import pytest
 
 from headrace.errors import RankLost
-from headrace.roles.stopping import STOP_SIGNALS, Stoppable, stoppable
+from headrace.roles.stopping import STOP_SIGNALS, Stoppable, signals_held, stoppable
 
 
 def send(number: signal.Signals) -> None:
@@ -64,6 +64,26 @@ def test_what_is_told_where_nobody_sees_exceptions_is_heard_all_the_same(monkeyp
         Told()
         process.run(never)
     assert len(unseen) == 1
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_while_others_are_started_is_heard_when_all_are_whichever_thread_takes_it(
+    number: signal.Signals,
+) -> None:
+    done, ends = [], threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+    with stoppable():
+        with signals_held():
+            assert set(STOP_SIGNALS) <= signal.pthread_sigmask(signal.SIG_BLOCK, ())  # which a process inherits
+            send(number)
+            time.sleep(0.05)
+            done.append("started")
+        done.append("not heard")
+    ends.set()
+    thread.join()
+    assert done == ["started"]
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 async def never() -> None:

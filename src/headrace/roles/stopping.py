@@ -97,3 +97,20 @@ def stoppable() -> Iterator[Stoppable]:
         for number, handler in former.items():
             signal.signal(number, handler)
     one.raise_failure()
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """What is started meanwhile never hears them; we do, afterwards, when everything started is known. On the main
+    thread. A mask is not enough for us: another thread takes the signal, and Python runs the handler on this one."""
+    heard: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in STOP_SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if heard:
+        signal.raise_signal(heard[0])

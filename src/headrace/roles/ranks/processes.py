@@ -7,7 +7,6 @@ rank with the thread that started it), then used on the model thread; who dies o
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from headrace.roles.options import InstanceOptions
 from headrace.roles.ranks.messages import Compute, Computed, Failed, Here, Loaded, RankTask, Refused, receive, send
 from headrace.roles.ranks.model import COLLECTIVE_S
 from headrace.roles.ranks.watch import RankWatch
-from headrace.roles.stopping import STOP_SIGNALS
+from headrace.roles.stopping import signals_held
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +138,7 @@ def open_rank_processes(
             )
             for rank in range(1, options.num_ranks)
         ]
-        with _signals_held():
+        with signals_held():
             started = [_start(task, steps.fd) for task in tasks]
             watch = RankWatch([one.process for one in started], [one.pulse for one in started], on_lost=on_lost)
             ranks = RankProcesses([one.link for one in started], watch, steps=steps, meeting_points=meeting_points)
@@ -179,13 +178,3 @@ def _start(task: RankTask, steps_fd: int) -> _Started:
         theirs.close()
         os.close(beaten)
     return _Started(process, ours, heard)
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """What is started meanwhile never hears them; we do, afterwards, when everything started is known."""
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
