@@ -1,5 +1,7 @@
 """Which data-parallel group takes a request, and that all groups take a step together. No model runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.engine.requests import EngineOptions, EngineRequest, RequestDone, SamplingParams
@@ -60,6 +62,18 @@ def test_a_prompt_goes_where_its_beginning_is_though_others_have_more_room(group
     assert place(groups, request("other", first=50)) != first
     assert place(groups, request("again")) == first
     groups.check()
+
+
+def test_prompts_that_only_begin_alike_are_spread(groups: Groups) -> None:
+    placed = [place(groups, request("r0", max_tokens=12))]
+    take_step(groups)
+    for number in range(1, 9):
+        beginning = request("", num_tokens=PAGE).token_ids
+        rest = request("", first=10 * number, num_tokens=8).token_ids
+        asked = replace(request(f"r{number}", max_tokens=12), token_ids=beginning + rest)
+        placed.append(place(groups, asked))
+        take_step(groups)
+    assert sorted(placed) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_where_its_beginning_is_but_no_room_it_goes_elsewhere(groups: Groups) -> None:

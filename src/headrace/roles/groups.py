@@ -63,13 +63,16 @@ class Groups:
         return None
 
     def _preferred(self, token_ids: Sequence[int]) -> list[int]:
+        """Who has most room, where a page that is there already counts twice: it need not be taken, nor computed. More
+        would send all prompts of one chat template after each other into one group."""
         if len(self._pools) == 1:
             return [0]
         hashes = page_hashes(token_ids[:-1], self._page_size, self._salt)
 
         def preference(group: int) -> tuple[int, int]:
             pages = self._pools[group]
-            return len(pages.prefix.lookup(hashes)), pages.num_free_or_cached
+            num_hits = len(pages.prefix.lookup(hashes))
+            return pages.num_free_or_cached + 2 * num_hits, num_hits
 
         return sorted(range(len(self._pools)), key=preference, reverse=True)
 

@@ -4,8 +4,11 @@ Owns both until the context ends. Synchronous, for start-up.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,7 +36,7 @@ def meet(options: InstanceOptions, *, rank: int, meeting_points: Path) -> Iterat
         def join(name: str, place: int, size: int) -> Ranks:
             point = meeting_points / name
             try:
-                ranks = GlooRanks(point, rank=place, size=size, timeout_s=COLLECTIVE_S)
+                ranks = _beside(partial(GlooRanks, point, rank=place, size=size, timeout_s=COLLECTIVE_S))
             except RuntimeError as error:
                 raise RankLost(f"the ranks have not met: {error}") from error
             return exits.enter_context(closing(ranks))
@@ -43,6 +46,20 @@ def meet(options: InstanceOptions, *, rank: int, meeting_points: Path) -> Iterat
             yield Parallel(group=OneRank() if options.tp == 1 else everyone, everyone=everyone)
         else:
             yield Parallel(group=join(f"group-{group}", place, options.tp), everyone=everyone)
+
+
+def _beside(make: Callable[[], GlooRanks]) -> GlooRanks:
+    """On a thread of its own: it waits in gloo, where the main thread would hear no signal, nor that a rank is lost."""
+    made: Future[GlooRanks] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except RuntimeError as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name="meet", daemon=True).start()
+    return made.result()
 
 
 @contextmanager
