@@ -15,6 +15,7 @@ from headrace.cli.check import check_command
 from headrace.cli.deployed import as_deployed, read_deployed
 from headrace.cli.fabric.app import fabric_app
 from headrace.cli.fetching import fetch_model
+from headrace.cli.loading import loading
 from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
 from headrace.cli.network import require_endpoint, require_free_port
 from headrace.cli.profile.command import profile_step_command
@@ -157,7 +158,8 @@ def gateway(
         deadline_s=deadline,
     )
     # Function-local: a role is loaded when all is right, and only the one that is to run.
-    from headrace.gateway.server import run_gateway
+    with loading():
+        from headrace.gateway.server import run_gateway
 
     run_gateway(options)
 
@@ -211,7 +213,8 @@ def prefiller(
         cpus=opt.cpus_of(cpus.numbers if cpus else (), num_threads=threads, num_ranks=tp),
         share_weights_in=shared_weights_directory(),
     )
-    from headrace.roles.prefiller import run_prefiller  # function-local: see gateway
+    with loading():
+        from headrace.roles.prefiller import run_prefiller  # see gateway
 
     run_prefiller(options)
 
@@ -282,7 +285,8 @@ def decoder(
         cpus=opt.cpus_of(cpus.numbers if cpus else (), num_threads=threads, num_ranks=tp * dp),
         share_weights_in=shared_weights_directory(),
     )
-    from headrace.roles.decoder import run_decoder  # function-local: see gateway
+    with loading():
+        from headrace.roles.decoder import run_decoder  # see gateway
 
     run_decoder(options)
 
@@ -299,7 +303,8 @@ def rank(
 ) -> None:
     """A rank of an instance, started by its lead with what it needs."""
     configure_logging(log_level, name or _default_name("rank"))
-    from headrace.roles.rank import run_rank  # function-local: see gateway
+    with loading():
+        from headrace.roles.rank import run_rank  # see gateway
 
     run_rank(lead_pid=lead_pid, lead_fd=lead_fd, pulse_fd=pulse_fd, steps_fd=steps_fd)
 
