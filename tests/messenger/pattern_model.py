@@ -5,6 +5,7 @@ seen. Poison marks memory that nobody owns.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,19 @@ def prefix_keys(token_ids: Sequence[int]) -> NDArray[np.uint64]:
     return np.array(keys, dtype=np.uint64)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a rank has of a layer: which heads, and where its pages are,
+    `[num_pages, num_heads, 2, page_size, row_bytes]`."""
+
+    heads: slice
+    place: slice
+    shape: tuple[int, ...]
+
+    def view(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return memory[self.place].reshape(self.shape)
+
+
 class PatternModel:
     """Reads and writes the KV of positions in a pool's memory, on all ranks of one data-parallel group: each has its
     heads of the whole model's, in every layer, those of a draft model too."""
@@ -35,6 +49,11 @@ class PatternModel:
         self._sharding = sharding or Sharding(kv=layout.kv)
         self._ranks = [self._sharding.rank(group, place) for place in range(self._sharding.tp)]
         self._of_layer = [group for group in self._sharding.groups for _ in range(group.kv.num_layers)]
+        # By layer, then rank; once, because every turn of a test looks into every layer.
+        self._held = [
+            [self._held_by(rank, place, layer) for place, rank in enumerate(self._ranks)]
+            for layer in range(layout.num_layers)
+        ]
         rng = np.random.default_rng(7)
         self._factors = [
             rng.integers(1, 2**63, size=self._shape(of.kv), dtype=np.uint64) | np.uint64(1) for of in self._of_layer
@@ -48,22 +67,22 @@ class PatternModel:
     def pages(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """`[num_layers, num_pages, num_kv_heads, 2, page_size, row_bytes] uint8`, a view: of an instance that is one
         rank, without a draft model."""
-        return self._view(memory, 0, 0, self.layout.kv.num_layers)
+        first, last = self._held[0][0], self._held[-1][0]
+        return memory[first.place.start : last.place.stop].reshape(len(self._held), *first.shape)
 
-    def _view(self, memory: NDArray[np.uint8], rank: int, layer: int, num_layers: int) -> NDArray[np.uint8]:
-        kv, num_pages = self._of_layer[layer].local, self.layout.num_pages
-        num_heads, num_parts, row_bytes = self._shape(kv)
-        begin, length = self.layout.page_offset(layer, 0, rank), num_layers * num_pages * kv.page_bytes
-        shape = (num_layers, num_pages, num_heads, num_parts, kv.page_size, row_bytes)
-        return memory[begin : begin + length].reshape(shape)
+    def _held_by(self, rank: int, place: int, layer: int) -> _Held:
+        sharding, num_pages = self._of_layer[layer], self.layout.num_pages
+        num_heads, num_parts, row_bytes = self._shape(sharding.local)
+        heads, begin = sharding.heads_of(place), self.layout.page_offset(layer, 0, rank)
+        return _Held(
+            heads=slice(heads.start, heads.stop),
+            place=slice(begin, begin + num_pages * sharding.local.page_bytes),
+            shape=(num_pages, num_heads, num_parts, self.layout.kv.page_size, row_bytes),
+        )
 
     def by_heads(self, memory: NDArray[np.uint8], layer: int) -> list[tuple[slice, NDArray[np.uint8]]]:
-        """Of each rank its heads, and the layer's pages, `[num_pages, num_heads, 2, page_size, row_bytes]`, a view."""
-        held = [self._of_layer[layer].heads_of(place) for place in range(len(self._ranks))]
-        return [
-            (slice(own.start, own.stop), self._view(memory, rank, layer, 1)[0])
-            for own, rank in zip(held, self._ranks, strict=True)
-        ]
+        """Of each rank its heads, and the layer's pages, a view."""
+        return [(held.heads, held.view(memory)) for held in self._held[layer]]
 
     def views(self, memory: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """The pages of every layer and rank."""
@@ -86,24 +105,28 @@ class PatternModel:
         self, memory: NDArray[np.uint8], layer: int, keys: NDArray[np.uint64], page_table: Sequence[int], begin: int
     ) -> None:
         """The layer of a step: KV of positions [begin, begin + len(keys)) into their slots."""
-        rows, size = self.rows(layer, keys), self.layout.kv.page_size
+        rows, (held, slots) = self.rows(layer, keys), self._slots(len(keys), page_table, begin)
         for heads, pages in self.by_heads(memory, layer):
-            for i, position in enumerate(range(begin, begin + len(keys))):
-                pages[page_table[position // size], :, :, position % size] = rows[i, heads]
+            pages[held, :, :, slots] = rows[:, heads]
 
     def differences(
         self, memory: NDArray[np.uint8], keys: NDArray[np.uint64], page_table: Sequence[int], begin: int
     ) -> list[str]:
         """Where the KV of positions [begin, begin + len(keys)) is not what it must be."""
-        size, found = self.layout.kv.page_size, []
+        found, (held, slots) = [], self._slots(len(keys), page_table, begin)
         for layer in range(self.layout.num_layers):
             rows = self.rows(layer, keys)
             for place, (heads, pages) in enumerate(self.by_heads(memory, layer)):
-                for i, position in enumerate(range(begin, begin + len(keys))):
-                    page = page_table[position // size]
-                    if not np.array_equal(pages[page, :, :, position % size], rows[i, heads]):
-                        found.append(f"layer {layer} position {position} page {page} place {place}")
+                wrong = (pages[held, :, :, slots] != rows[:, heads]).any(axis=(1, 2, 3))
+                found += [
+                    f"layer {layer} position {begin + i} page {held[i]} place {place}" for i in np.flatnonzero(wrong)
+                ]
         return found
+
+    def _slots(self, num: int, page_table: Sequence[int], begin: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Page and slot in it of each position in [begin, begin + num)."""
+        pages, slots = np.divmod(np.arange(begin, begin + num), self.layout.kv.page_size)
+        return np.array(page_table, dtype=np.int64)[pages], slots
 
     def poison(self, memory: NDArray[np.uint8], pages: Sequence[int]) -> None:
         for view in self.views(memory):
