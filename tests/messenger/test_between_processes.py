@@ -158,6 +158,8 @@ def test_the_first_token_is_right_with_hits_on_either_side(
     if prefiller_has:
         other = make_decoder(decoder.site)
         ready(other, ask(other, prefiller, meet(other, prefiller), token_ids[: prefiller_has + 1]))
+        # Here it is ready when the last byte has landed; there it can be hit when the step is committed.
+        other.site.wait_for(lambda: prefiller.ask("statistics")["num_tickets"] == 0, other)
     request = ask(decoder, prefiller, meet(decoder, prefiller), token_ids)
     most = (length - 1) // PAGE * PAGE
     assert ready(decoder, request).cached_len == min(max(decoder_has, prefiller_has), most)
