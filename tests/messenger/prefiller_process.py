@@ -19,7 +19,7 @@ from typing import Any, Self, cast
 import torch
 from tiny_llama import LLAMA_KV, TinyLlama
 
-from headrace.fabric.interface import LAYERS_PER_STEP
+from headrace.fabric.interface import LAYERS_PER_STEP, PeerId
 from headrace.fabric.native import NativeFabric, Transport
 from headrace.kvcache.layout import PoolLayout
 from headrace.kvcache.memory import PoolMemory
@@ -30,7 +30,7 @@ from headrace.kvcache.sharding import Sharding
 from headrace.messenger.aux import aux_slot_bytes
 from headrace.messenger.hello import Identity
 from headrace.messenger.jobs import Chunk, PrefillerOptions, Transfer
-from headrace.messenger.outcomes import JobDropped, PrefillerOutcome, PrefillJob
+from headrace.messenger.outcomes import JobDropped, PeerReady, PrefillerOutcome, PrefillJob
 from headrace.messenger.prefiller import PrefillerMessenger
 from headrace.messenger.pump import Pump
 from headrace.protocol.control import Granted, Reserve
@@ -76,6 +76,7 @@ class _Prefiller:
         self._pump = Pump(self._messenger, self._fabric, self._on_outcome)
         self._chunk_tokens = chunk_tokens
         self._jobs: dict[Ticket, tuple[PrefillJob, int]] = {}
+        self._met: set[PeerId] = set()
         self._step = 0
         self._work = asyncio.Event()
         self._faults: dict[str, float] = {}
@@ -113,6 +114,13 @@ class _Prefiller:
         """When the counter was raised for the layer after which the GIL was held."""
         return {"raised_ns": self._raised_ns}
 
+    def do_decoders_exited(self) -> dict[str, Any]:
+        """All that came so far: their process goes on, with others at addresses that may be the same."""
+        for peer in self._met:
+            self._messenger.peer_exited(peer, time.monotonic())
+        self._met.clear()
+        return {}
+
     def do_statistics(self) -> dict[str, Any]:
         return {**asdict(self._messenger.statistics()), **asdict(self._fabric.statistics()), "steps": self._step}
 
@@ -125,6 +133,8 @@ class _Prefiller:
                 self._work.set()
             case JobDropped():
                 self._jobs.pop(outcome.ticket, None)
+            case PeerReady():
+                self._met.add(outcome.peer)
 
     async def _engine(self) -> None:
         loop = asyncio.get_running_loop()

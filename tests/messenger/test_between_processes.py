@@ -51,10 +51,13 @@ def prefillers(transport: Transport, prefiller: Prefiller) -> Iterator[tuple[Pre
 
 
 @pytest.fixture
-def site(transport: Transport) -> Iterator[NativeSite]:
+def site(transport: Transport, prefillers: tuple[Prefiller, Prefiller]) -> Iterator[NativeSite]:
     made = NativeSite(transport)
     yield made
     made.close()
+    # Decoders are processes: one that is gone is forgotten, and its port may be the next one's.
+    for each in prefillers:
+        each.ask("decoders_exited")
 
 
 @pytest.fixture
