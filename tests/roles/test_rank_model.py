@@ -24,6 +24,17 @@ def test_a_rank_that_nobody_meets_is_lost_and_says_why(tmp_path: Path, monkeypat
         raise AssertionError("they have met")
 
 
+def test_what_else_keeps_it_from_meeting_is_raised_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no such device")
+
+    monkeypatch.setattr(rank_model, "GlooRanks", fail)
+    with pytest.raises(OSError, match="no such device"), meet(OPTIONS, rank=0, meeting_points=tmp_path):
+        raise AssertionError("they have met")
+
+
 class _Heard(Exception):
     pass
 

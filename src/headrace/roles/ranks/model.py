@@ -55,7 +55,7 @@ def _beside(make: Callable[[], GlooRanks]) -> GlooRanks:
     def run() -> None:
         try:
             made.set_result(make())
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 (raised where it is waited for; else that would be for ever)
             made.set_exception(error)
 
     threading.Thread(target=run, name="meet", daemon=True).start()
