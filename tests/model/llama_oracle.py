@@ -5,7 +5,7 @@ import copy
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
@@ -236,6 +236,28 @@ def random_tokens(num_tokens: int, *, seed: int = 0) -> list[int]:
 
 def relative_error(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float((logits - expected).norm() / expected.norm())
+
+
+class AnyOracle(Protocol):
+    def logits(self, token_ids: list[int], dtype: KVDtype = "fp32") -> torch.Tensor: ...
+
+    def ours(self, dtype: KVDtype = "fp32") -> Model: ...
+
+
+def bf16_errors(oracle: AnyOracle) -> tuple[list[float], list[float]]:
+    """Ours and transformers', both in bf16, against theirs in fp32, along a text in steps of 10 tokens and 1."""
+    tokens = random_tokens(200)
+    expected, theirs = oracle.logits(tokens), oracle.logits(tokens, "bf16")
+    paged = PagedLlama(oracle.ours("bf16"), dtype="bf16")
+    sequence = paged.sequence(tokens)
+    our_errors, their_errors = [], []
+    for num_tokens in (10, 1) * 18:
+        logits = paged.step((sequence, num_tokens))[0]
+        assert logits.dtype == torch.float32
+        at = sequence.num_computed - 1
+        our_errors.append(relative_error(logits, expected[at]))
+        their_errors.append(relative_error(theirs[at], expected[at]))
+    return our_errors, their_errors
 
 
 def require_the_oracles_logits(oracle: Oracle) -> None:

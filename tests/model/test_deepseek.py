@@ -8,7 +8,7 @@ import pytest
 import torch
 from checkpoints import WHOLE, change_config, change_tensors
 from fp8_blocks import quantise
-from llama_oracle import Oracle, PagedLlama, random_tokens, relative_error, require_the_oracles_logits
+from llama_oracle import Oracle, PagedLlama, bf16_errors, random_tokens, require_the_oracles_logits
 from safetensors.torch import load_file
 from seeded_checkpoint import TINY_DEEPSEEK, write_seeded
 from transformers import AutoModelForCausalLM
@@ -48,16 +48,7 @@ def test_each_way_gives_the_oracles_logits(variant: str, changes: dict[str, Any]
 def test_bf16_is_nearer_to_fp32_than_transformers_bf16(variant: str) -> None:
     """Every expert is chosen: where two are nearly as good, another is, and an error is no measure of rounding."""
     oracle = Oracle(variant, num_experts_per_tok=12, topk_group=4)
-    tokens = random_tokens(200)
-    expected, theirs = oracle.logits(tokens), oracle.logits(tokens, "bf16")
-    paged = PagedLlama(oracle.ours("bf16"), dtype="bf16")
-    sequence = paged.sequence(tokens)
-    our_errors, their_errors = [], []
-    for num_tokens in (10, 1) * 18:
-        logits = paged.step((sequence, num_tokens))[0]
-        at = sequence.num_computed - 1
-        our_errors.append(relative_error(logits, expected[at]))
-        their_errors.append(relative_error(theirs[at], expected[at]))
+    our_errors, their_errors = bf16_errors(oracle)
     assert max(our_errors) < 0.15  # measured: 0.05 and 0.07
     assert sum(our_errors) < 0.85 * sum(their_errors)  # measured: 0.76 and 0.60
 

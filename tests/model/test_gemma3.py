@@ -6,7 +6,7 @@ import pytest
 import torch
 from checkpoints import change_config, change_tensors
 from gemma3_oracle import GEMMA3_VARIANTS, LOCAL, Gemma3Oracle
-from llama_oracle import TORCH_DTYPES, PagedLlama, random_tokens
+from llama_oracle import TORCH_DTYPES, PagedLlama, bf16_errors, random_tokens
 from recorded_ops import RecordedOps
 
 from headrace.errors import InputError
@@ -26,10 +26,6 @@ def require_equal(logits: torch.Tensor, expected: torch.Tensor) -> None:
     """Within 1e-4 of the largest: fp32 sums in another order."""
     assert logits.dtype == torch.float32
     assert float((logits - expected).abs().max()) < 1e-4 * float(expected.abs().max())
-
-
-def relative_error(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((logits - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("page_size", [1, 5, 16, 64])
@@ -97,16 +93,7 @@ def test_each_number_of_the_configuration_shows_in_the_logits(change: dict[str, 
 
 def test_bf16_is_nearer_to_fp32_than_transformers_bf16(oracle: Gemma3Oracle) -> None:
     """Which keeps its residual stream in bf16; ours is fp32. The weights are the same."""
-    tokens = random_tokens(200)
-    expected, theirs = oracle.logits(tokens), oracle.logits(tokens, "bf16")
-    paged = PagedLlama(oracle.ours("bf16"), dtype="bf16")
-    sequence = paged.sequence(tokens)
-    our_errors, their_errors = [], []
-    for num_tokens in (10, 1) * 18:
-        logits = paged.step((sequence, num_tokens))[0]
-        at = sequence.num_computed - 1
-        our_errors.append(relative_error(logits, expected[at]))
-        their_errors.append(relative_error(theirs[at], expected[at]))
+    our_errors, their_errors = bf16_errors(oracle)
     assert max(our_errors) < 0.05  # measured: 0.006 on average, at most 0.014
     assert sum(our_errors) < 0.85 * sum(their_errors)  # measured: 0.63 to 0.73
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from llama_oracle import VARIANTS, Oracle, PagedLlama, random_tokens, relative_error
+from llama_oracle import VARIANTS, Oracle, PagedLlama, bf16_errors, random_tokens
 from recorded_ops import RecordedOps
 
 from headrace.model.batch import Batch, Row
@@ -119,17 +119,7 @@ def test_a_rows_logits_do_not_depend_on_its_neighbours(oracle: Oracle) -> None:
 @pytest.mark.parametrize("oracle", [name for name in VARIANTS if "DeepSeek" not in name], indirect=True)
 def test_bf16_is_nearer_to_fp32_than_transformers_bf16(oracle: Oracle) -> None:
     """Which keeps its residual stream in bf16; ours is fp32. The weights are the same."""
-    tokens = random_tokens(200)
-    expected, theirs = oracle.logits(tokens), oracle.logits(tokens, "bf16")
-    paged = PagedLlama(oracle.ours("bf16"), dtype="bf16")
-    sequence = paged.sequence(tokens)
-    our_errors, their_errors = [], []
-    for num_tokens in (10, 1) * 18:
-        logits = paged.step((sequence, num_tokens))[0]
-        assert logits.dtype == torch.float32
-        at = sequence.num_computed - 1
-        our_errors.append(relative_error(logits, expected[at]))
-        their_errors.append(relative_error(theirs[at], expected[at]))
+    our_errors, their_errors = bf16_errors(oracle)
     assert max(our_errors) < 0.15  # measured: 0.02 on average, at most 0.07, where one rounding is 0.004
     assert sum(our_errors) < 0.8 * sum(their_errors)  # measured: 0.59 to 0.65
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import pytest
 import torch
 from scripted_gateway import ScriptedGateway, until
-from tiny_checkpoint import Reference, kv_layout
+from tiny_checkpoint import Reference, kv_layout, prompt
 
 from headrace.model.batch import Batch
 from headrace.model.interface import AfterLayer, Model, nothing_after
@@ -259,3 +259,19 @@ def over_each_transport(
 async def _play(test: Callable[[World], Awaitable[None]], opening: World) -> None:
     async with asyncio.timeout(100), opening as world:
         await test(world)
+
+
+def split_text_is(reference: Reference, checkpoint: Path, sockets: Path, *, num_tokens: int) -> None:
+    """A prompt within a page and one of several, prefilled in one place and decoded in another."""
+
+    @in_world
+    async def play(world: World) -> None:
+        prefiller = await world.prefiller()
+        decoder = await world.decoder(prefiller)
+        for length in (5, 40):
+            token_ids = prompt(length)
+            asked = await world.gateway.generate_remotely(decoder.uuid, prefiller.uuid, token_ids, num_tokens)
+            assert await asked.text() == world.reference.text(token_ids, num_tokens), f"{length} tokens"
+        assert decoder.counter("prefill_tokens_total") == 0
+
+    play(checkpoint, sockets, reference)
