@@ -85,8 +85,16 @@ class DecoderMessenger:
     # ---- what the role asks ------------------------------------------------------------------------------------
 
     def greet(self, address: bytes, now: float) -> PeerId:
-        """Begin the handshake with the prefiller at this fabric address -> PeerReady or PeerRefused. Idempotent."""
+        """Begin the handshake with the prefiller at this fabric address -> PeerReady or PeerRefused. Idempotent.
+        Whoever was there before has exited. Raises InputError when it is no address, FabricError."""
+        replaced = self._prefillers.replaced_at(address)
+        if replaced is not None:
+            self.peer_exited(replaced.peer, now)
         return self._prefillers.greet(address, now)
+
+    def knows(self, peer: PeerId) -> bool:
+        """Not one whose process has exited."""
+        return self._prefillers.get(peer) is not None
 
     def is_ready(self, peer: PeerId) -> bool:
         prefiller = self._prefillers.get(peer)

@@ -57,6 +57,13 @@ class KnownPrefillers:
             self._open_epoch_when_ended(known, now)
         return known.peer
 
+    def replaced_at(self, address: bytes) -> Prefiller | None:
+        """The prefiller that was where this address leads: its port was free, so it is gone. Raises InputError when
+        it is no address."""
+        peer = self._fabric.peer_at(address)
+        known = None if peer is None else self._by_peer.get(peer)
+        return None if known is None or known.address == address else known
+
     def _open_epoch_when_ended(self, prefiller: Prefiller, now: float) -> None:
         if prefiller.is_ending:
             prefiller.state = "silent"  # until `access_ended`

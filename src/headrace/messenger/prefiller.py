@@ -271,11 +271,11 @@ class PrefillerMessenger:
                 self._counts["strange"] += 1
 
     def _on_hello(self, message: Hello | HelloHead) -> None:
-        replaced = self._decoders.replaced_by(message) if isinstance(message, Hello) else None
-        if replaced is not None:
-            self._forget(replaced)
         try:
             if isinstance(message, Hello):
+                replaced = self._decoders.replaced_by(message)
+                if replaced is not None:
+                    self._forget(replaced)
                 outcome = self._decoders.on_hello(message, self._now)
             else:
                 outcome = self._decoders.refuse_version(message, self._now)
