@@ -236,7 +236,7 @@ class PeerSilent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerHeard:
-    """A silent peer beats again."""
+    """A peer that was silent beats again, or one on another host that was lost is connected again."""
 
     peer: PeerId
 

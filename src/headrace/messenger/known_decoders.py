@@ -17,6 +17,9 @@ from headrace.messenger.slots import generation_of, is_newer, slot_of
 from headrace.protocol.messages import PROTOCOL_VERSION, Hello, HelloHead, HelloRefused, Ticket, clipped, encode
 
 FORGET_REFUSED_S = 5.0
+FORGET_ABSENT_S = 300.0
+"""Of a decoder on another host, whose exit nobody tells: without a word, and without a connection. One that is there
+after all notices the same, and greets again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class Decoder:
     epoch: int
     plans: Plans
     process: ProcessName
+    forget_at: float | None = None  # None: it is there, as far as is known
     tombstones: dict[int, Tombstone] = field(default_factory=dict)  # by slot, of this epoch
 
     def is_new(self, ticket: Ticket) -> bool:
@@ -119,6 +123,7 @@ class KnownDecoders:
                 process=process_of(hello),
             )
         known.epoch = hello.epoch
+        known.forget_at = None
         known.plans = plans
         known.tombstones.clear()
         self._answer(known)
@@ -172,8 +177,26 @@ class KnownDecoders:
         self._fabric.send(peer, encode(answer))
         return PeerRefused(peer=peer, field=refusal.field, text=str(refusal)) if is_first else None
 
+    def absent(self, peer: PeerId, now: float) -> None:
+        """Its connection is gone, or silent."""
+        decoder = self.of_peer(peer)
+        if decoder is not None and decoder.forget_at is None:
+            decoder.forget_at = now + FORGET_ABSENT_S
+
+    def present(self, decoder: Decoder | None) -> None:
+        """It was heard."""
+        if decoder is not None:
+            decoder.forget_at = None
+
+    def long_absent(self, now: float) -> list[Decoder]:
+        """To be forgotten, where nothing is under way to them; else they are named again in a while."""
+        absent = [d for d in self._by_uuid.values() if d.forget_at is not None and d.forget_at <= now]
+        for decoder in absent:
+            decoder.forget_at = now + FORGET_ABSENT_S
+        return absent
+
     def forget(self, decoder: Decoder) -> None:
-        """Its process has exited."""
+        """Its process has exited, or it is absent and reads nothing."""
         self._fabric.remove_peer(decoder.peer)
         del self._by_uuid[decoder.uuid]
 
@@ -187,7 +210,8 @@ class KnownDecoders:
         del self._refused[peer]
 
     def next_forget(self) -> float | None:
-        return min((at for _, at in self._refused.values()), default=None)
+        absent = [decoder.forget_at for decoder in self._by_uuid.values() if decoder.forget_at is not None]
+        return min([*absent, *(at for _, at in self._refused.values())], default=None)
 
     def __len__(self) -> int:
         return len(self._by_uuid)
