@@ -451,6 +451,7 @@ class DecoderMessenger:
             num_open=len(self._entries),
             num_revoking=sum(entry.state is DecoderState.REVOKING for entry in self._entries.values()),
             num_quarantined_pages=self._landings.num_quarantined_pages,
+            num_prefillers_ready=self._prefillers.num_ready,
             num_ready=self._counts["ready"],
             num_failed=dict(self._failures),
             num_revokes=self._counts["revokes"],

@@ -31,6 +31,7 @@ def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | N
     }
     if remote is not None:
         tickets, fabric = remote.statistics()
+        gauges["prefillers_ready"] = tickets.num_prefillers_ready
         gauges["tickets_open"] = tickets.num_open
         gauges["tickets_revoking"] = tickets.num_revoking
         counters |= {
