@@ -32,7 +32,9 @@ def instance(number: int, role: Role, name: str, **changes: object) -> InstanceF
         num_running=3,
         num_waiting=0,
         num_queued_tokens=0,
+        num_interactive_tokens=0,
         prefilling=None,
+        decoding=None,
         gauges={},
         counters={},
     )

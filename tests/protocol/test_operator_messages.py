@@ -29,7 +29,9 @@ STATUS = Status(
     num_running=0,
     num_waiting=1,
     num_queued_tokens=512,
+    num_interactive_tokens=12,
     prefilling=Prefilling(step_s=0.01, rate=1500.0),
+    decoding=None,
     gauges={"pages": 4.0},
     counters={"steps": 0.0},
 )
