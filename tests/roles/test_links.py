@@ -41,6 +41,8 @@ def announce() -> Announce:
         model="tiny",
         fingerprint="f",
         limits=limits,
+        tp=1,
+        dp=1,
         fabric_address=b"",
         host="here",
         pid=1,
@@ -58,6 +60,7 @@ def status() -> Status:
         prefilling=None,
         num_interactive_tokens=0,
         decoding=None,
+        is_draining=False,
         gauges={},
         counters={},
     )

@@ -13,7 +13,7 @@ from headrace.roles.instance import Instance
 from headrace.roles.remote_prefill import RemotePrefill
 
 
-def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | None) -> Status:
+def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | None, *, is_draining: bool) -> Status:
     """Of all its groups together."""
     counts = groups.statistics()
     costs = groups.costs.statistics()
@@ -51,6 +51,7 @@ def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | N
         num_interactive_tokens=counts.num_interactive_tokens,
         prefilling=_prefilling(groups.prefill_speed),
         decoding=_decoding(groups, num_interactive=counts.num_interactive),
+        is_draining=is_draining,
         gauges=gauges,
         counters=counters,
     )
@@ -64,6 +65,7 @@ def prefiller_status(
     num_steps: int,
     num_prefill_tokens: int,
     prefill_speed: PrefillSpeed | None,
+    is_draining: bool,
 ) -> Status:
     tickets = messenger.statistics()
     return Status(
@@ -75,6 +77,7 @@ def prefiller_status(
         num_interactive_tokens=tickets.num_interactive_tokens,
         prefilling=_prefilling(prefill_speed),
         decoding=None,
+        is_draining=is_draining,
         gauges={
             **_page_gauges(instance.pools),
             "tickets_open": tickets.num_tickets,
