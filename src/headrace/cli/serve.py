@@ -146,7 +146,6 @@ def plan_children(options: ServeOptions, *, port: int, model_dir: Path, director
         *("gateway", "--name", "gateway", "--control", control, "--host", options.host, "--port", str(port)),
         *("--max-queued", str(options.max_queued), "--deadline", repr(options.deadline_s)),
         *model,
-        restarts=False,
     )
     shared = ("--gateway", control, *model, *_shared(options))
     instances, num_ranks = [], 0
@@ -237,9 +236,9 @@ def _cpus(options: ServeOptions, ranks: range) -> Sequence[str]:
     return ("--cpus", ",".join(map(str, cpus))) if cpus else ()
 
 
-def _child(name: str, *arguments: str, restarts: bool = True) -> Child:
+def _child(name: str, *arguments: str) -> Child:
     # -P: a folder named headrace where the person happens to stand is not this package.
-    return Child(name=name, command=(sys.executable, "-P", "-m", "headrace", *arguments), restarts=restarts)
+    return Child(name=name, command=(sys.executable, "-P", "-m", "headrace", *arguments))
 
 
 # ---- what the person is told -----------------------------------------------------------------------------------

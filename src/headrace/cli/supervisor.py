@@ -3,7 +3,7 @@
 Owns the processes and nothing that they say. Runs on one asyncio loop. The life of a child:
 
     starting   until `bring_up` returns; a child that ends before that ends everything
-    running    one that may restart is started again when it ends, later and later; another one ends everything
+    running    started again when it ends, later and later: the others can do without any of them for a while
     stopping   SIGTERM, five seconds, SIGKILL; a second signal from outside: SIGKILL at once
 """
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class ChildEnded(HeadraceError):
-    """A process ended without which the others are of no use. `status`: what to end with ourselves."""
+    """A process ended before all were ready, or the guard. `status`: what to end with ourselves."""
 
     def __init__(self, text: str, *, status: int) -> None:
         super().__init__(text)
@@ -100,7 +100,7 @@ class Supervisor:
     # ---- children ----------------------------------------------------------------------------------------------
 
     async def _keep(self, child: Child, *, group: int) -> None:
-        """Run it; where it may restart, again and again."""
+        """Run it, again and again."""
         num_failures = 0
         while not self._is_stopping:
             began = self._timing.clock()
@@ -108,7 +108,7 @@ class Supervisor:
             if self._is_stopping:
                 return
             how = self._last_words(child) or f"{child.name} {described(status)}"
-            if not (self._is_up and child.restarts):
+            if not self._is_up:
                 self._end_with(ChildEnded(how, status=2 if status == 2 else 1))
                 return
             ran_long = self._timing.clock() - began >= self._timing.forgiven_after_s
