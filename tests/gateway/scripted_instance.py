@@ -252,8 +252,11 @@ class ScriptedPrefiller(ScriptedInstance):
         assert self.granted[lease] == request_id, "a lease of another request"
         self.used.append(lease)
         if self.tells_prefilled:
-            self.say(Prefilled(sender=self.uuid, request_id=request_id, num_computed=1, queue_s=0.001, prefill_s=0.002))
+            self.say_prefilled(request_id)
         return True
+
+    def say_prefilled(self, request_id: str) -> None:
+        self.say(Prefilled(sender=self.uuid, request_id=request_id, num_computed=1, queue_s=0.001, prefill_s=0.002))
 
 
 class ScriptedDecoder(ScriptedInstance):

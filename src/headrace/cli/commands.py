@@ -18,6 +18,7 @@ from headrace.cli.fetching import fetch_model
 from headrace.cli.loading import loading
 from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
 from headrace.cli.network import require_endpoint, require_free_port
+from headrace.cli.operating import status_command
 from headrace.cli.profile.command import profile_step_command
 from headrace.cli.run_directory import default_control, shared_weights_directory
 from headrace.cli.serve import ServeOptions, Sizes, serve
@@ -309,6 +310,7 @@ def rank(
     run_rank(lead_pid=lead_pid, lead_fd=lead_fd, pulse_fd=pulse_fd, steps_fd=steps_fd)
 
 
+app.command("status")(status_command)
 app.command("check")(check_command)
 app.command("profile-step")(profile_step_command)
 app.add_typer(fabric_app, name="fabric")

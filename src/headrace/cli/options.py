@@ -194,6 +194,15 @@ Control = Annotated[
         show_default=False,
     ),
 ]
+RunningControl = Annotated[
+    str | None,
+    _option(
+        *("--control", "ENDPOINT", "A gateway's --control; without it, that of the one gateway that you run here."),
+        PLACE_PANEL,
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines, instead of tables.")]
 Gateways = Annotated[
     list[str] | None,
     _option(

@@ -1,4 +1,4 @@
-"""The gateway's control socket: a ZeroMQ ROUTER that instances connect to. Owns the socket and counts what it drops.
+"""The gateway's control socket: a ZeroMQ ROUTER for instances and operators. Owns the socket and counts what it drops.
 
 Knows no instance and no request; runs on the gateway's asyncio loop. What is no message, or not from whom it claims to
 be, is dropped and counted: a peer's mistake never ends the loop. Sending never waits; it tells whether somebody is
@@ -22,13 +22,13 @@ from headrace.protocol.control import (
     MAX_MESSAGE_BYTES,
     GatewayMessage,
     InstanceMessage,
-    decode_from_instance,
     encode_control,
 )
 from headrace.protocol.messages import Uuid
+from headrace.protocol.operator import OperatorAnswer, OperatorMessage, decode_at_gateway
 
 MAX_QUEUED_MESSAGES = 10_000
-"""To or from one instance. One that reads nothing is gone long before."""
+"""To or from one peer. One that reads nothing is gone long before."""
 
 MAX_WARNINGS = 64
 """Each peer's first wrong message is worth a line; a flood of strangers is not."""
@@ -67,7 +67,7 @@ class ControlSocket:
     def num_dropped(self) -> dict[Fault, int]:
         return dict(self._num_dropped)
 
-    def send(self, to: Uuid, message: GatewayMessage) -> bool:
+    def send(self, to: Uuid, message: GatewayMessage | OperatorAnswer) -> bool:
         """False when nobody of that name is connected, or does not read."""
         # Done when it returns: with DONTWAIT it is tried at once, and never queued in Python.
         sent = self._socket.send_multipart([to.encode(), encode_control(message)], flags=zmq.DONTWAIT)
@@ -79,7 +79,7 @@ class ControlSocket:
             raise error
         return True
 
-    async def receive(self) -> InstanceMessage:
+    async def receive(self) -> InstanceMessage | OperatorMessage:
         """The next message of anybody that is one."""
         while True:
             parts = await self._socket.recv_multipart()
@@ -87,13 +87,13 @@ class ControlSocket:
             if message is not None:
                 return message
 
-    def _checked(self, parts: list[bytes]) -> InstanceMessage | None:
+    def _checked(self, parts: list[bytes]) -> InstanceMessage | OperatorMessage | None:
         if len(parts) != 2:
             self._drop(parts[0], "malformed", f"must be one frame, is {len(parts) - 1}")
             return None
         identity, wire = parts
         try:
-            message = decode_from_instance(wire)
+            message = decode_at_gateway(wire)
         except ProtocolFault as fault:
             self._drop(identity, "malformed", str(fault))
             return None

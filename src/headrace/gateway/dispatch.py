@@ -19,8 +19,10 @@ from headrace.gateway.instances import Instance
 from headrace.gateway.life import live
 from headrace.gateway.line import TIERS
 from headrace.gateway.metrics import GatewayMetrics
+from headrace.gateway.operator_desk import OperatorDesk
 from headrace.gateway.options import DEFAULT_TIMINGS, GatewayOptions, Timings
 from headrace.protocol.control import Limits
+from headrace.protocol.operator import OperatorMessage
 
 MAX_MESSAGES_A_TURN = 64
 """Read in one go before requests and timers get their turn."""
@@ -46,6 +48,7 @@ class Dispatcher:
             send=self._control.send,
             now=time.monotonic(),
         )
+        self._desk = OperatorDesk(self._options, self._exchange)
         self.metrics.expose(self)
         self._running = asyncio.create_task(self._run(), name="dispatch")
         _log.info("%s serves %s, control at %s", self._options.name, self._options.model, self._control.endpoint)
@@ -120,7 +123,11 @@ class Dispatcher:
     async def _receive(self) -> None:
         while True:
             for _ in range(MAX_MESSAGES_A_TURN):
-                self._exchange.take(await self._control.receive(), time.monotonic())
+                message = await self._control.receive()
+                if isinstance(message, OperatorMessage):
+                    self._control.send(message.sender, self._desk.answer(message, time.monotonic()))
+                else:
+                    self._exchange.take(message, time.monotonic())
             await asyncio.sleep(0)
 
     async def _beat(self) -> None:

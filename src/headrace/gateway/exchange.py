@@ -10,7 +10,7 @@ Owned by the gateway's loop; plain calls that take `now`. What it does with a me
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -277,6 +277,12 @@ class Exchange:
                 self.tell(message.sender, ReturnLease(sender=self.uuid, lease=message.lease))
             case Accepted() | Tokens() | NeedPrefill():
                 self.tell(message.sender, Abort(sender=self.uuid, request_id=message.request_id))
+
+    # ---- state shows itself ------------------------------------------------------------------------------------
+
+    def attempts(self) -> Collection[Attempt]:
+        """Of all requests that are under way, in the order in which they began."""
+        return self._attempts.values()
 
     @property
     def num_running(self) -> int:

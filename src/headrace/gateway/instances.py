@@ -207,6 +207,10 @@ class Instances:
         """In the order in which they were first heard of."""
         return (instance for instance in self._known.values() if instance.is_alive)
 
+    def known(self) -> Iterator[Instance]:
+        """Those that are absent or refused too, in the same order."""
+        return iter(self._known.values())
+
     def of_role(self, *roles: Role) -> list[Instance]:
         return [instance for instance in self.alive() if instance.announce.role in roles]
 

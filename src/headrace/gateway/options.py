@@ -20,6 +20,11 @@ class GatewayOptions:
     max_queued: int = 256  # requests that wait for a lease or for pages; the next one gets 429
     deadline_s: float = 600.0  # of a request, where it names none
 
+    @property
+    def url(self) -> str:
+        """Where it serves HTTP."""
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:

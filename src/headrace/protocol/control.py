@@ -38,7 +38,7 @@ from headrace.protocol.messages import (
 
 Told = TypeVar("Told")
 
-CONTROL_VERSION = 2
+CONTROL_VERSION = 3
 
 BEAT_S = 0.5
 """Between two Beats, and between two Status messages."""
@@ -315,21 +315,23 @@ _FROM_INSTANCE: msgspec.msgpack.Decoder[InstanceMessage] = msgspec.msgpack.Decod
 _FROM_GATEWAY: msgspec.msgpack.Decoder[GatewayMessage] = msgspec.msgpack.Decoder(GatewayMessage)
 
 
-def encode_control(message: ControlMessage) -> bytes:
+def encode_control(message: Message) -> bytes:
+    """Any of them, and an operator's."""
     return _ENCODER.encode(message)
 
 
 def decode_from_instance(wire: bytes) -> InstanceMessage:
     """Raises ProtocolFault naming the field when `wire` is no such message."""
-    return _decode(_FROM_INSTANCE, wire)
+    return decoded(_FROM_INSTANCE, wire)
 
 
 def decode_from_gateway(wire: bytes) -> GatewayMessage:
     """Raises ProtocolFault naming the field when `wire` is no such message."""
-    return _decode(_FROM_GATEWAY, wire)
+    return decoded(_FROM_GATEWAY, wire)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Told], wire: bytes) -> Told:
+def decoded(decoder: msgspec.msgpack.Decoder[Told], wire: bytes) -> Told:
+    """Raises ProtocolFault."""
     try:
         return decoder.decode(wire)
     except (msgspec.DecodeError, RecursionError) as fault:
