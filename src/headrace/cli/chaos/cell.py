@@ -15,7 +15,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace.cli.chaos.evidence import Evidence, gather, is_idle, late_writes, left_over, num_leaked_pages, told
+from headrace.cli.chaos.evidence import (
+    Evidence,
+    counted,
+    gather,
+    is_idle,
+    late_writes,
+    left_over,
+    num_leaked_pages,
+    told,
+)
 from headrace.cli.chaos.faults import Fault, NotPossible, Scene
 from headrace.cli.chaos.judge import DIFFERENT, Kind, Verdict, judge
 from headrace.cli.chaos.load import Load, Running, recovery_times_s
@@ -103,7 +112,7 @@ async def run_cell(world: World, name: str, fault: Fault, state: State) -> Cell:
     began = time.monotonic()
     cell = Cell(fault=name, state=state)
     deployment, _ = await world.settled()
-    before = gather(deployment)
+    before, noticed_before = gather(deployment), counted(_serving(deployment), fault.counter or "")
     coming = None if fault.is_quiet else asyncio.create_task(world.load.come())
     try:
         await asyncio.sleep(WARM_S)
@@ -118,7 +127,9 @@ async def run_cell(world: World, name: str, fault: Fault, state: State) -> Cell:
             coming.cancel()
     await world.load.all_ended()
     _judge(cell, fault, world.load.take(), scene)
-    await _look_around(world, cell, before)
+    deployment = await _look_around(world, cell, before)
+    if fault.counter is not None and counted(_serving(deployment), fault.counter) == noticed_before and not cell.note:
+        cell.note = "not hit: no instance noticed"
     cell.took_s = time.monotonic() - began
     return cell
 
@@ -176,7 +187,7 @@ def _said(one: Running, verdict: Verdict) -> str:
     return f"{verdict.kind}: {verdict.text} ({ids}; {one.known.right.num_prompt_tokens} prompt tokens)"
 
 
-async def _look_around(world: World, cell: Cell, before: Evidence) -> None:
+async def _look_around(world: World, cell: Cell, before: Evidence) -> Deployment:
     deployment, wrongs = await world.settled()
     cell.wrongs += wrongs
     serving = _serving(deployment)
@@ -186,3 +197,4 @@ async def _look_around(world: World, cell: Cell, before: Evidence) -> None:
     if not wrongs:
         cell.wrongs += await asyncio.to_thread(late_writes, serving)
     cell.wrongs += left_over(before, gather(deployment))
+    return deployment

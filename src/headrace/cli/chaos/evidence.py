@@ -1,14 +1,16 @@
 """What is left over: as the instances say, and as the system does, which they cannot talk into anything.
 
-said    pages held or quarantined, open tickets; pages that no column of theirs counts
-seen    descriptors, threads and resident memory in /proc; files in /dev/shm; bytes of an idle KV pool that change
+    said    pages held or quarantined, open tickets; pages that no column of theirs counts
+    seen    descriptors, threads and memory of its own in /proc; files in /dev/shm; bytes of an idle KV pool that change
+
+Owns nothing but mappings of pools while it looks at them.
 """
 
 import mmap
 import os
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,21 +33,22 @@ class Held:
 
     num_descriptors: int
     num_threads: int
-    resident_bytes: int
+    own_bytes: int  # resident, and nobody else's: neither KV memory nor weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """At one moment, of an idle deployment. By process id."""
+    """At one moment, of an idle deployment. By name and process id."""
 
-    held: Mapping[int, Held]
-    shm: frozenset[str]
+    held: Mapping[tuple[str, int], Held]
+    orphans: frozenset[str]  # files whose process is gone
 
 
 def gather(deployment: Deployment) -> Evidence:
-    pids = [deployment.gateway.pid, *(one.pid for one in deployment.instances if one.standing == "serving")]
-    held = {pid: found for pid in pids if (found := _held(pid)) is not None}
-    return Evidence(held=held, shm=frozenset(name for name in os.listdir(SHM) if _is_of_the_living(name)))
+    processes = [(one.name, one.pid) for one in deployment.instances if one.standing == "serving"]
+    processes.append((deployment.gateway.name, deployment.gateway.pid))
+    held = {process: found for process in processes if (found := _held(process[1])) is not None}
+    return Evidence(held=held, orphans=frozenset(_orphans(os.listdir(SHM))))
 
 
 def _held(pid: int) -> Held | None:
@@ -54,31 +57,33 @@ def _held(pid: int) -> Held | None:
         return Held(
             num_descriptors=len(descriptors(pid)),
             num_threads=int(fields["Threads"]),
-            resident_bytes=1024 * int(fields["VmRSS"].split()[0]),
+            own_bytes=1024 * int(fields.get("RssAnon", "0").split()[0]),
         )
     return None
 
 
-def _is_of_the_living(name: str) -> bool:
-    """A file of a process that is there no more is what is looked for; others on this machine have theirs."""
-    words = name.split("-")
-    return name.startswith("headrace-shm-") and len(words) > 3 and words[3].isdigit()
+def _orphans(names: Iterable[str]) -> Iterator[str]:
+    """headrace-shm-ROLE-PID-.."""
+    for name in names:
+        words = name.split("-")
+        if name.startswith("headrace-shm-") and len(words) > 3 and not Path(f"/proc/{words[3]}").exists():
+            yield name
 
 
 def left_over(before: Evidence, after: Evidence) -> list[str]:
-    """Of processes that were there before and after, in words; and files whose process is gone."""
+    """Of processes that were there before and after, in words; and new files whose process is gone."""
     found = []
-    for pid in before.held.keys() & after.held.keys():
-        was, now = before.held[pid], after.held[pid]
+    for process in before.held.keys() & after.held.keys():
+        was, now = before.held[process], after.held[process]
         for name, more, allowed in (
             ("descriptors", now.num_descriptors - was.num_descriptors, MORE_DESCRIPTORS),
             ("threads", now.num_threads - was.num_threads, MORE_THREADS),
-            ("MiB", (now.resident_bytes - was.resident_bytes) >> 20, MORE_BYTES >> 20),
+            ("MiB", (now.own_bytes - was.own_bytes) >> 20, MORE_BYTES >> 20),
         ):
             if more > allowed:
-                found.append(f"process {pid}: {more} {name} more")
-    gone = (name for name in after.shm if not Path(f"/proc/{name.split('-')[3]}").exists())
-    return [*found, *(f"/dev/shm/{name} of a process that is gone" for name in gone)]
+                found.append(f"{process[0]} has {more} {name} more")
+    new = sorted(after.orphans - before.orphans)
+    return [*found, *(f"/dev/shm/{name} of a process that is gone" for name in new)]
 
 
 # ---- as the instances say --------------------------------------------------------------------------------------
@@ -97,6 +102,11 @@ def num_leaked_pages(instances: Iterable[InstanceFacts]) -> int:
 def told(instances: Iterable[InstanceFacts]) -> list[str]:
     """Who holds what, in words."""
     return [f"{one.name} says {value:.0f} {name}" for one in instances for name, value in _busy(one).items()]
+
+
+def counted(instances: Iterable[InstanceFacts], counter: str) -> float:
+    """By all of them."""
+    return sum(one.status.counters.get(counter, 0.0) for one in instances if one.status is not None)
 
 
 def _busy(instance: InstanceFacts) -> dict[str, float]:

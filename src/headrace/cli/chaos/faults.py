@@ -18,7 +18,7 @@ from headrace.cli.chaos.judge import Kind
 from headrace.cli.chaos.load import Load, Running
 from headrace.cli.chaos.memory import flip_a_landed_byte
 from headrace.cli.chaos.sight import Sight
-from headrace.cli.chaos.sockets import connections_between, cut, darkened, slowed
+from headrace.cli.chaos.sockets import connections_between, cut, darkened, slowed, try_rob
 from headrace.cli.chaos.states import STATES, Sighting, State, serving
 from headrace.protocol.operator import InstanceFacts
 
@@ -27,6 +27,8 @@ STORM, STAYING_SHARE = 20, 0.1
 BURST = 64
 SLOW_BYTES_PER_S = 2_000_000
 DARK_S, SLOW_S = 5.0, 5.0
+STOPPED_S = 1.5
+"""Less than the silence after which a gateway takes an instance for gone."""
 
 Bending = Callable[[Sequence[socket.socket]], AbstractContextManager[None]]
 
@@ -85,13 +87,15 @@ def _is_of(request_id: str, running: Running) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """`allowed` are ends of answers that are right here beside whole ones; `breaks`: connections may break, and clients
-    ask again. `is_quiet`: nothing else runs while it strikes."""
+    ask again. `is_quiet`: nothing else runs while it strikes. `counter`: of instances, rises where it was noticed, for
+    one that may miss."""
 
     text: str
     act: Callable[[Scene], Awaitable[None]]
     allowed: frozenset[Kind] = frozenset()
     breaks: bool = False
     is_quiet: bool = False
+    counter: str | None = None
     states: Sequence[State] = tuple(STATES)
 
 
@@ -219,6 +223,24 @@ async def _bend_link(scene: Scene, bent: Bending, for_s: float) -> None:
             await asyncio.sleep(for_s)
 
 
+async def _lose_write(scene: Scene) -> None:
+    """Stopped for a moment, the decoder reads nothing meanwhile, so that a write can be taken from under it."""
+    victims = (scene.prefiller, scene.decoder)
+    with connections_between(victims[1].pid, victims[0].pid) as ends, _held(victims[1].pid) as pidfd:
+        if not ends:
+            raise NotPossible(NO_TCP)
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        try:
+            until = time.monotonic() + STOPPED_S
+            while not (is_lost := try_rob(ends)) and time.monotonic() < until:
+                await asyncio.sleep(0.005)
+        finally:
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        if not is_lost:
+            raise NotPossible("no write came in at the head of a connection")
+        scene.struck(time.monotonic(), *victims)
+
+
 async def _corrupt_page(scene: Scene) -> None:
     victim = scene.decoder
     if not await asyncio.to_thread(flip_a_landed_byte, victim.pid):
@@ -270,6 +292,14 @@ FAULTS: Final[Mapping[str, Fault]] = {
         text="a bit of a landed page flipped, nothing else running",
         act=_corrupt_page,
         is_quiet=True,
+        counter="wrong_bytes_total",
+        states=OPEN_TICKET,
+    ),
+    "write-lost": Fault(
+        text="one write taken out of the decoder's socket, nothing else running",
+        act=_lose_write,
+        is_quiet=True,
+        counter="tickets_failed_lost_write_total",
         states=OPEN_TICKET,
     ),
     "link-slow": Fault(text="the pair's connections paced to 2 MB/s for 5 s", act=_slow_link),
