@@ -58,11 +58,7 @@ def plan(options: ServeOptions, directory: Path) -> dict[str, Child]:
 
 def test_by_default_there_are_a_gateway_a_prefiller_and_a_decoder(tmp_path: Path) -> None:
     children = plan(OPTIONS, tmp_path)
-    assert {name: child.restarts for name, child in children.items()} == {
-        "gateway": False,
-        "prefiller-0": True,
-        "decoder-0": True,
-    }
+    assert list(children) == ["gateway", "prefiller-0", "decoder-0"]
     assert all(child.command[:4] == (sys.executable, "-P", "-m", "headrace") for child in children.values())
 
 

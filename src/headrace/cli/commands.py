@@ -11,6 +11,7 @@ from typing import Annotated, cast
 import typer
 
 from headrace.cli import options as opt
+from headrace.cli.chaos.command import chaos_command
 from headrace.cli.check import check_command
 from headrace.cli.deployed import as_deployed, read_deployed
 from headrace.cli.fabric.app import fabric_app
@@ -339,6 +340,7 @@ app.command("drain")(drain_command)
 app.command("role")(role_command)
 app.command("check")(check_command)
 app.command("profile-step")(profile_step_command)
+app.command("chaos")(chaos_command)
 app.add_typer(fabric_app, name="fabric")
 
 

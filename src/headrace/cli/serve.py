@@ -149,7 +149,6 @@ def plan_children(options: ServeOptions, *, port: int, model_dir: Path, director
         *("--max-queued", str(options.max_queued), "--deadline", repr(options.deadline_s)),
         *_promises(options.tiers),
         *model,
-        restarts=False,
     )
     shared = ("--gateway", control, *model, *_shared(options))
     instances, num_ranks = [], 0
@@ -249,8 +248,8 @@ def _cpus(options: ServeOptions, ranks: range) -> Sequence[str]:
     return ("--cpus", ",".join(map(str, cpus))) if cpus else ()
 
 
-def _child(name: str, *arguments: str, restarts: bool = True) -> Child:
-    return Child(name=name, command=(*HEADRACE, *arguments), restarts=restarts)
+def _child(name: str, *arguments: str) -> Child:
+    return Child(name=name, command=(*HEADRACE, *arguments))
 
 
 # ---- what the person is told -----------------------------------------------------------------------------------
