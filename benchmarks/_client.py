@@ -20,6 +20,7 @@ class Stream:
     """What came of one request. `times` are of its tokens, one entry for each."""
 
     started: float = 0.0
+    id: str = ""  # as the server calls it
     times: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Endpoint:
 def _take(stream: Stream, event: dict[str, Any], now: float) -> None:
     if "error" in event:
         stream.error = json.dumps(event["error"])
+    stream.id = event.get("id", stream.id)
     stream.usage = event.get("usage") or stream.usage
     for choice in event.get("choices", []):
         # A server that does not tell its tokens sends one with each event.
@@ -90,9 +92,9 @@ def _take(stream: Stream, event: dict[str, Any], now: float) -> None:
         stream.times += [now] * (len(token_ids) if is_told else 1)
 
 
-def random_prompt(num_tokens: int, seed: int) -> list[int]:
+def random_prompt(num_tokens: int, seed: int, vocabulary: tuple[int, int] = VOCABULARY) -> list[int]:
     draw = random.Random(seed)
-    return [draw.randrange(*VOCABULARY) for _ in range(num_tokens)]
+    return [draw.randrange(*vocabulary) for _ in range(num_tokens)]
 
 
 def require(streams: Sequence[Stream]) -> None:
