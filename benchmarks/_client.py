@@ -8,10 +8,11 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+NO_HEADERS: Mapping[str, str] = {}
 VOCABULARY = (300, 49_000)  # token ids that stand for ordinary text
 
 
@@ -43,7 +44,13 @@ class Endpoint:
     host: str = "127.0.0.1"
 
     async def complete(
-        self, token_ids: Sequence[int], max_tokens: int, *, into: Stream | None = None, **fields: object
+        self,
+        token_ids: Sequence[int],
+        max_tokens: int,
+        *,
+        into: Stream | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        **fields: object,
     ) -> Stream:
         """One streaming completion of a prompt of token ids, greedy, of exactly max_tokens tokens. What has come is
         in `into`, also when this is cancelled: the client has left then."""
@@ -64,6 +71,7 @@ class Endpoint:
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 20)
         try:
             head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+            head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
             writer.write(head.encode() + payload)
             while line := await reader.readline():

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from _client import Endpoint, Stream
+from _client import NO_HEADERS, Endpoint, Stream
 
 MODEL = "bench"
 NAMED = ("--served-name", MODEL)
@@ -158,10 +158,16 @@ class Deployment:
         return int(answer.split()[1]), answer
 
     async def complete(
-        self, token_ids: Sequence[int], max_tokens: int, *, into: Stream | None = None, **fields: object
+        self,
+        token_ids: Sequence[int],
+        max_tokens: int,
+        *,
+        into: Stream | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        **fields: object,
     ) -> Stream:
         """See `Endpoint.complete`."""
-        return await self.endpoint.complete(token_ids, max_tokens, into=into, **fields)
+        return await self.endpoint.complete(token_ids, max_tokens, into=into, headers=headers, **fields)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -19,7 +19,6 @@ would lower it is a prefiller or a gateway that waits for it. Clock: at the clie
 import argparse
 import asyncio
 import contextlib
-import re
 import signal
 import tempfile
 import time
@@ -34,6 +33,7 @@ from _client import Stream, random_prompt, require
 from _deployment import Deployment, InstanceSpec
 from _endpoint import add_transport, positive
 from _figures import Conditions, add_json, head, keep, percentile, row, spread
+from _gateway_log import decoders, moved
 from _tiny_model import VOCABULARY, write_tiny_model
 
 DECODERS = ("decoder-1", "decoder-2", "decoder-3")
@@ -128,7 +128,7 @@ async def balance(running: Deployment, load: Load, num_requests: int) -> Balance
     await asyncio.gather(*(client() for _ in range(AT_ONCE)))
     require([stream for _, stream in load.streams])
     await asyncio.sleep(1.0)  # what is logged and told is there by then
-    served = served_by(running.log())
+    served = decoders(running.log())
     requests = Counter(served[stream.id] for _, stream in load.streams)
     return Balance(
         requests={name: requests[name] for name in DECODERS},
@@ -198,8 +198,8 @@ async def keep_stuttering(running: Deployment, decoder: str) -> None:
 def told(log: str, streams: Sequence[Stream], fault: str, decoder: str, window: tuple[float, float]) -> Run:
     begin, seconds = window
     middle, end = begin + seconds, begin + 2 * seconds
-    served, moved = served_by(log), moved_in(log)
-    others = [s for s in streams if not s.error and s.id not in moved and served[s.id] != decoder]
+    served, elsewhere = decoders(log), moved(log)
+    others = [s for s in streams if not s.error and s.id not in elsewhere and served[s.id] != decoder]
     before = [stream for stream in others if stream.started < middle]
     during = [stream for stream in others if stream.started >= middle]
 
@@ -215,19 +215,10 @@ def told(log: str, streams: Sequence[Stream], fault: str, decoder: str, window: 
         ttft_during_ms=1e3 * percentile([stream.ttft_s for stream in during], 0.5),
         longest_ms=1e3 * max(s.ttft_s for s in streams if s.started >= middle and not s.error),
         num_requests=len(streams),
-        num_moved=sum(stream.id in moved for stream in streams),
+        num_moved=sum(stream.id in elsewhere for stream in streams),
         num_wrong=0,
         num_failed=sum(bool(stream.error) for stream in streams),
     )
-
-
-def served_by(log: str) -> dict[str, str]:
-    """The decoder that a request ended at, by its id at the client."""
-    return dict(re.findall(r"\b(cmpl-\w+)-0: \w+; .*; decoder (\S+),", log))
-
-
-def moved_in(log: str) -> set[str]:
-    return set(re.findall(r"\b(cmpl-\w+)-0: .*it goes on elsewhere", log))
 
 
 # ---- the report ----------------------------------------------------------------------------------------------------

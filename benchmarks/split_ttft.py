@@ -23,7 +23,6 @@ A decode step is what the split arm's second to last token took, by the median.
 
 import argparse
 import asyncio
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from _client import random_prompt, require
 from _deployment import Deployment, InstanceSpec, split
 from _endpoint import add_transport, positive
 from _figures import Conditions, add_json, head, keep, percentile, row, spread
+from _gateway_log import waterfalls
 
 NUM_OUT = 4
 TOLD = ("queue", "prefiller queue", "prefill", "exposed transfer", "hand-over", "first step")
@@ -72,15 +72,6 @@ async def ask(running: Deployment, arm: str, lengths: Sequence[int], num_request
             ttft_ms, step_ms = 1e3 * stream.ttft_s, 1e3 * statistics.median(gap for _, gap in stream.gaps)
             asked.append(Asked(arm, run, length, ttft_ms, step_ms, parts(told[stream.id], ttft_ms)))
     return asked
-
-
-def waterfalls(log: str) -> dict[str, dict[str, float]]:
-    """What the gateway said of each request, in ms, by the client's id of it."""
-    lines = re.findall(r"\b(cmpl-\w+)-0: \w+; (queue .*? ttft [^;]*);", log)
-    return {
-        request: {part: float(ms) for part, ms in re.findall(r"(?:^|, )([a-z -]+?) ([\d.]+) ms", said)}
-        for request, said in lines
-    }
 
 
 def parts(told: Mapping[str, float], ttft_ms: float) -> dict[str, float]:
