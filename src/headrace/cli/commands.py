@@ -64,6 +64,7 @@ def serve_command(
     context: typer.Context,
     *,
     deployment: opt.DeploymentFile = None,
+    gateways: opt.NumGateways = 1,
     prefillers: opt.Prefillers = None,
     decoders: opt.Decoders = 1,
     colocated: opt.Colocated = False,
@@ -93,7 +94,7 @@ def serve_command(
     deadline: opt.Deadline = GATEWAY.deadline_s,
     log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> int:
-    """A gateway and its instances on this machine: an OpenAI-compatible server. Ctrl-C ends all of them."""
+    """Gateways and their instances on this machine: an OpenAI-compatible server. Ctrl-C ends all of them."""
     configure_logging(log_level, "serve")
     deployed = None if deployment is None else read_deployed(deployment, given=_given(context))
     model = model if deployed is None else deployed.model
@@ -106,6 +107,7 @@ def serve_command(
         max_model_len=max_model_len,
         host=host,
         port=port,
+        gateways=gateways,
         prefillers=prefillers,
         decoders=decoders,
         colocated=colocated,
