@@ -38,6 +38,8 @@ from headrace.roles.options import InstanceOptions, Transfer, Transport
 INSTANCE_DEFAULTS: Final = InstanceOptions(role="decoder", name="", gateways=(), model_dir=Path(), model="")
 GATEWAY_DEFAULTS: Final = GatewayOptions(control="", tokenizer=Path(), model="")
 
+MOST_GATEWAYS = 16
+
 MODEL_PANEL = "Model"
 MEMORY_PANEL = "Memory and batches"
 PLACE_PANEL = "Addresses"
@@ -254,6 +256,13 @@ DeploymentFile = Annotated[
         *("--deployment", "FILE", "A file that says which model, instances and sizes; see `headrace check`."),
         PROCESS_PANEL,
         show_default=False,
+    ),
+]
+NumGateways = Annotated[
+    int,
+    _option(
+        *("--gateways", "N", "Servers before the same instances, at --port and the next ones.", PROCESS_PANEL),
+        parser=whole_number(least=1, most=MOST_GATEWAYS),
     ),
 ]
 Prefillers = Annotated[

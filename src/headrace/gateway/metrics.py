@@ -172,6 +172,7 @@ def _figures(instance: Instance) -> dict[str, tuple[Family, float]]:
         "running": status.num_running,
         "waiting": status.num_waiting,
         "queued_tokens": status.num_queued_tokens,
+        "draining": status.is_draining,
     }
     if status.prefilling is not None:
         counts["prefill_tokens_per_second"] = status.prefilling.rate
