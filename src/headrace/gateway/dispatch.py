@@ -45,6 +45,7 @@ class Dispatcher:
             timings=self._timings,
             send=self._control.send,
             now=time.monotonic(),
+            tiers=self._options.tiers,
         )
         self.metrics.expose(self)
         self._running = asyncio.create_task(self._run(), name="dispatch")
