@@ -33,6 +33,7 @@ def instance(number: int, role: Role, name: str, **changes: object) -> InstanceF
         num_waiting=0,
         num_queued_tokens=0,
         prefilling=None,
+        is_draining=False,
         gauges={},
         counters={},
     )
@@ -48,6 +49,8 @@ def instance(number: int, role: Role, name: str, **changes: object) -> InstanceF
         started=1,
         fabric_address=b"",
         limits=Limits(max_model_len=512, pool_tokens=1024, page_size=16, max_running=64),
+        tp=1,
+        dp=1,
         status=status,
     )
     return msgspec.structs.replace(facts, **changes)

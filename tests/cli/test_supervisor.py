@@ -229,6 +229,44 @@ def test_a_child_comes_back_after_waits_that_double_up_to_a_limit(
     assert "decoder-0 ended with status 3; it starts again in 1 s" in caplog.messages
 
 
+def test_a_child_that_was_drained_is_not_started_again_and_ends_nobody(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    stage.child("decoder-0", "be_drained")
+    stage.child("decoder-1", "stay")
+
+    async def until_it_has_left() -> None:
+        await until(lambda: "decoder-0 has left: it was drained" in caplog.messages)
+        await asyncio.sleep(0.1)
+        await stage.stop()
+
+    assert stage.run(nothing, until_it_has_left) is True
+    assert len(stage.lives("decoder-0")) == 1 and stage.signals("decoder-1") == ["SIGTERM"]
+
+
+def test_a_child_that_leaves_word_who_comes_after_it_is_followed_by_that_at_once_and_again(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits: list[float] = []
+
+    async def skip(seconds: float) -> None:
+        waits.append(seconds)
+
+    caplog.set_level("INFO")
+    stage.timing = Timing(sleep=skip)
+    stage.child("decoder-0", "become_another")
+
+    async def twice() -> None:
+        await until(lambda: len(stage.lives("decoder-0-after")) >= 2)
+        await stage.stop()
+
+    stage.run(nothing, twice)
+    assert len(stage.lives("decoder-0")) == 1 and waits[:1] == [1]
+    assert "decoder-0 was drained; it goes on as decoder-0-after" in caplog.messages
+    assert "decoder-0-after was ended by SIGKILL; it starts again in 1 s" in caplog.messages
+
+
 def test_waits_begin_anew_after_a_long_life(stage: Stage) -> None:
     waits: list[float] = []
 

@@ -1,55 +1,14 @@
 """What an operator is told at the control socket: who is there, and where each request is."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import zmq
-import zmq.asyncio
-from gateway_fleet import Fleet, ask, fleet, generation
+from gateway_fleet import ask, fleet, generation
 from scripted_instance import ScriptedDecoder, on_loop, until
+from scripted_operator import OPERATOR, ScriptedOperator, operator_of
 
-from headrace.protocol.control import CONTROL_VERSION, encode_control
-from headrace.protocol.operator import (
-    Deployment,
-    Inspect,
-    OperatorAnswer,
-    OperatorMessage,
-    Refused,
-    RequestFacts,
-    Stage,
-    decode_at_operator,
-)
-
-OPERATOR = "f" * 32
-
-
-@dataclass(frozen=True)
-class ScriptedOperator:
-    socket: zmq.asyncio.Socket
-
-    async def ask(self, message: OperatorMessage) -> OperatorAnswer:
-        await self.socket.send(encode_control(message))
-        return decode_at_operator(await asyncio.wait_for(self.socket.recv(), 2.0))
-
-    async def deployment(self) -> Deployment:
-        answer = await self.ask(Inspect(sender=OPERATOR, version=CONTROL_VERSION))
-        assert isinstance(answer, Deployment)
-        return answer
-
-
-@asynccontextmanager
-async def operator_of(around: Fleet) -> AsyncIterator[ScriptedOperator]:
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.ROUTING_ID, OPERATOR.encode())
-    socket.connect(around.dispatcher.endpoint)
-    try:
-        yield ScriptedOperator(socket)
-    finally:
-        context.destroy(linger=0)
+from headrace.protocol.control import CONTROL_VERSION
+from headrace.protocol.operator import Inspect, Refused, RequestFacts, Stage
 
 
 async def request_at(operator: ScriptedOperator, stage: Stage) -> RequestFacts:

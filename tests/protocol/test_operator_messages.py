@@ -11,9 +11,11 @@ from headrace.protocol.control import CONTROL_VERSION, Beat, Limits, Prefilling,
 from headrace.protocol.messages import Message
 from headrace.protocol.operator import (
     Deployment,
+    Dismiss,
     GatewayFacts,
     Inspect,
     InstanceFacts,
+    Leaves,
     OperatorAnswer,
     OperatorMessage,
     Refused,
@@ -30,6 +32,7 @@ STATUS = Status(
     num_waiting=1,
     num_queued_tokens=512,
     prefilling=Prefilling(step_s=0.01, rate=1500.0),
+    is_draining=True,
     gauges={"pages": 4.0},
     counters={"steps": 0.0},
 )
@@ -45,6 +48,8 @@ INSTANCE = InstanceFacts(
     started=1,
     fabric_address=b"\x00\xff",
     limits=Limits(max_model_len=2048, pool_tokens=4096, page_size=16, max_running=32),
+    tp=2,
+    dp=1,
     status=STATUS,
 )
 REQUEST = RequestFacts(
@@ -63,8 +68,15 @@ DEPLOYMENT = Deployment(
     requests=(REQUEST,),
     num_requests=1,
 )
-TO_GATEWAY: list[OperatorMessage] = [Inspect(sender=UUID, version=CONTROL_VERSION)]
-TO_OPERATOR: list[OperatorAnswer] = [DEPLOYMENT, Refused(sender=UUID, field="version", text="must be 3, is 2")]
+TO_GATEWAY: list[OperatorMessage] = [
+    Inspect(sender=UUID, version=CONTROL_VERSION),
+    Dismiss(sender=UUID, instance=UUID, role="decoder", tpot_s=0.05, max_stall_s=None, is_forced=False),
+]
+TO_OPERATOR: list[OperatorAnswer] = [
+    DEPLOYMENT,
+    Leaves(sender=UUID, instance=UUID, successor="decoder-3"),
+    Refused(sender=UUID, field="version", text="must be 3, is 2"),
+]
 MESSAGES: list[Message] = [*TO_GATEWAY, *TO_OPERATOR]
 each_message = pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 
@@ -74,7 +86,7 @@ def receive(message: Message, wire: bytes) -> Any:
 
 
 def test_every_kind_of_message_is_tried_here() -> None:
-    assert {type(message) for message in TO_GATEWAY} == set(get_args(OperatorMessage) or (OperatorMessage,))
+    assert {type(message) for message in TO_GATEWAY} == set(get_args(OperatorMessage))
     assert {type(message) for message in TO_OPERATOR} == set(get_args(OperatorAnswer))
 
 

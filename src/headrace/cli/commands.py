@@ -19,10 +19,11 @@ from headrace.cli.fetching import fetch_model
 from headrace.cli.loading import loading
 from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
 from headrace.cli.network import require_endpoint, require_free_port
-from headrace.cli.operating import status_command
+from headrace.cli.operating import drain_command, role_command, status_command
 from headrace.cli.profile.command import profile_step_command
 from headrace.cli.run_directory import default_control, shared_weights_directory
 from headrace.cli.serve import ServeOptions, Sizes, serve
+from headrace.cli.successor import succeed
 from headrace.cli.transports import plan_reach
 from headrace.gateway.options import GatewayOptions
 from headrace.kvcache.layout import KVDtype
@@ -218,7 +219,7 @@ def prefiller(
     with loading():
         from headrace.roles.prefiller import run_prefiller  # see gateway
 
-    run_prefiller(options)
+    succeed(run_prefiller(options), options, insecure=insecure, log_level=log_level)
 
 
 @app.command()
@@ -280,8 +281,8 @@ def decoder(
         page_size=page_size,
         chunk_tokens=chunk_tokens,
         max_running=max_running,
-        tpot_s=_in_seconds(tpot_ms),
-        max_stall_s=_in_seconds(max_stall_ms),
+        tpot_s=opt.in_seconds(tpot_ms),
+        max_stall_s=opt.in_seconds(max_stall_ms),
         kv_memory_bytes=kv_memory,
         threads=threads,
         cpus=opt.cpus_of(cpus.numbers if cpus else (), num_threads=threads, num_ranks=tp * dp),
@@ -290,7 +291,7 @@ def decoder(
     with loading():
         from headrace.roles.decoder import run_decoder  # see gateway
 
-    run_decoder(options)
+    succeed(run_decoder(options), options, insecure=insecure, log_level=log_level)
 
 
 @app.command(hidden=True)
@@ -312,6 +313,8 @@ def rank(
 
 
 app.command("status")(status_command)
+app.command("drain")(drain_command)
+app.command("role")(role_command)
 app.command("check")(check_command)
 app.command("profile-step")(profile_step_command)
 app.command("chaos")(chaos_command)
@@ -326,10 +329,6 @@ def _given(context: typer.Context) -> set[str]:
     """What the person wrote: no default."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-
-
-def _in_seconds(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1e3
 
 
 def _gateways(endpoints: Sequence[str] | None, *, insecure: bool) -> tuple[str, ...]:

@@ -12,7 +12,17 @@ import zmq
 
 from headrace.errors import HeadraceError, InputError
 from headrace.protocol.control import CONTROL_VERSION, MAX_MESSAGE_BYTES, encode_control
-from headrace.protocol.operator import Deployment, Inspect, OperatorAnswer, OperatorMessage, Refused, decode_at_operator
+from headrace.protocol.messages import FabricRole, Uuid
+from headrace.protocol.operator import (
+    Deployment,
+    Dismiss,
+    Inspect,
+    Leaves,
+    OperatorAnswer,
+    OperatorMessage,
+    Refused,
+    decode_at_operator,
+)
 
 ANSWER_WITHIN_S = 1.8
 """With the start of the command, two seconds until a person knows."""
@@ -57,6 +67,26 @@ class Operator:
     def inspect(self) -> Deployment:
         """Raises NoAnswer, InputError (another version)."""
         return self.ask(Inspect(sender=self.uuid, version=CONTROL_VERSION), Deployment)
+
+    def dismiss(
+        self,
+        instance: Uuid,
+        role: FabricRole | None,
+        *,
+        tpot_s: float | None,
+        max_stall_s: float | None,
+        is_forced: bool,
+    ) -> Leaves:
+        """Have it leave, or (`role`) come back as another. Raises NoAnswer, and InputError where it is refused."""
+        message = Dismiss(
+            sender=self.uuid,
+            instance=instance,
+            role=role,
+            tpot_s=tpot_s,
+            max_stall_s=max_stall_s,
+            is_forced=is_forced,
+        )
+        return self.ask(message, Leaves)
 
     def ask(self, message: OperatorMessage, kind: type[Wanted]) -> Wanted:
         """-> the answer. Raises NoAnswer, and InputError where it is refused."""

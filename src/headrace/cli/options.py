@@ -310,6 +310,17 @@ def refuse_with_colocated(given: Mapping[str, object]) -> None:
             raise InputError(field, "must be left out with --colocated: no KV travels then")
 
 
+def refuse_with_prefiller(role: str, given: Mapping[str, object]) -> None:
+    """Raises InputError where one of these options of a decoder was given for another role."""
+    for field, value in given.items():
+        if value is not None and role == "prefiller":
+            raise InputError(field, "must be left out for a prefiller: it bounds steps that decode")
+
+
+def in_seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3
+
+
 def cpus_of(cpus: Sequence[int], *, num_threads: int, num_ranks: int = 1) -> tuple[int, ...]:
     """None where none were given. Raises InputError for too few or too many, or one that we may not use."""
     if not cpus:

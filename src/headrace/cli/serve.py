@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from headrace.cli.child import Child
+from headrace.cli.child import HEADRACE, Child
 from headrace.cli.fetching import fetch_model, require_pool
 from headrace.cli.network import require_free_port
 from headrace.cli.options import INSTANCE_DEFAULTS, cpus_of, refuse_with_colocated
@@ -237,8 +237,7 @@ def _cpus(options: ServeOptions, ranks: range) -> Sequence[str]:
 
 
 def _child(name: str, *arguments: str) -> Child:
-    # -P: a folder named headrace where the person happens to stand is not this package.
-    return Child(name=name, command=(sys.executable, "-P", "-m", "headrace", *arguments))
+    return Child(name=name, command=(*HEADRACE, *arguments))
 
 
 # ---- what the person is told -----------------------------------------------------------------------------------

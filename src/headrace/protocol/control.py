@@ -7,6 +7,7 @@ whole, all are idempotent, and deadlines travel as remaining seconds.
     instance -> gateway   Announce until a Beat comes, and again whenever one comes from a gateway that it does not
                           know yet; Status twice a second, whatever the engine does; Goodbye before it leaves
     gateway -> instance   Beat twice a second: an instance aborts the requests of a gateway that has been silent for 2 s
+    gateway -> instance   Drain: it takes nothing new, ends what it runs, says Goodbye; every Status says so meanwhile
     gateway -> decoder    Prefillers{who is alive}: greeted before the first request needs one
     a request             Reserve -> Granted | Wait      with each prefiller's answer, until there is a lease
                           Generate -> Accepted | NoRoom | Rejected, then Tokens .., Finished; Abort at any time
@@ -25,6 +26,7 @@ from headrace.errors import InputError, ProtocolFault
 from headrace.protocol.messages import (
     Blob,
     Count,
+    Degree,
     FabricRole,
     Message,
     Name,
@@ -90,6 +92,8 @@ class Announce(Message, frozen=True, kw_only=True):
     model: Name  # as named in requests
     fingerprint: Name
     limits: Limits
+    tp: Degree  # ranks of a data-parallel group
+    dp: Degree
     fabric_address: Blob
     host: Name  # equal where pids mean the same
     pid: Positive
@@ -113,6 +117,7 @@ class Status(Message, frozen=True, kw_only=True):
     num_waiting: Count
     num_queued_tokens: Count  # prompt tokens leased or waiting to be computed
     prefilling: Prefilling | None  # None: not measured yet
+    is_draining: bool  # takes nothing new, for ever: what is asked of it is answered with Wait or NoRoom
     gauges: Annotated[dict[Name, Gauge], msgspec.Meta(max_length=256)]
     counters: Annotated[dict[Name, Counter], msgspec.Meta(max_length=256)]
 
@@ -234,6 +239,21 @@ class Beat(Message, frozen=True, kw_only=True):
     """Still here."""
 
 
+class Successor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an instance goes on as, in another process and under another uuid. The bounds are a decoder's."""
+
+    role: FabricRole
+    name: Name
+    tpot_s: Seconds | None
+    max_stall_s: Seconds | None
+
+
+class Drain(Message, frozen=True, kw_only=True):
+    """gateway -> instance: leave, without losing a request. `successor` None: for good."""
+
+    successor: Successor | None
+
+
 class PrefillerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where a decoder greets a prefiller, and whom it will find there."""
 
@@ -306,7 +326,7 @@ class UsePrefiller(Message, frozen=True, kw_only=True):
     prefill: PrefillFrom | None
 
 
-GatewayMessage = Beat | Prefillers | Reserve | ReturnLease | Generate | Abort | UsePrefiller
+GatewayMessage = Beat | Drain | Prefillers | Reserve | ReturnLease | Generate | Abort | UsePrefiller
 
 ControlMessage = InstanceMessage | GatewayMessage
 

@@ -5,6 +5,7 @@ instances are, its routing id the ASCII of a uuid that it draws. Owns no state. 
 gateway shows what itself knows, for gateways share nothing.
 
     Inspect    -> Deployment, or Refused where the versions differ
+    Dismiss    -> Leaves, or Refused with the reason; that it has left is seen in the next Deployments
 """
 
 from typing import Annotated, Literal
@@ -12,13 +13,27 @@ from typing import Annotated, Literal
 import msgspec
 
 from headrace.protocol.control import InstanceMessage, Limits, Role, Status, decoded
-from headrace.protocol.messages import Blob, Count, Message, Name, Positive, Seconds, Text, Ticks, Tier, Uuid
+from headrace.protocol.messages import (
+    Blob,
+    Count,
+    Degree,
+    FabricRole,
+    Message,
+    Name,
+    Positive,
+    Seconds,
+    Text,
+    Ticks,
+    Tier,
+    Uuid,
+)
 
 MOST_REQUESTS_TOLD = 10_000
 """In one Deployment, some 2 MB."""
 
-Standing = Literal["serving", "absent", "refused"]
-"""absent: silent, or its connection is gone; it may come back. refused: it differs from the others."""
+Standing = Literal["serving", "draining", "absent", "refused"]
+"""draining: takes no new request, ends what it runs, then leaves. absent: silent, or its connection is gone; it may
+come back. refused: it differs from the others."""
 
 Stage = Literal["waiting", "offered", "prefilling", "transferring", "decoding"]
 """Of a request, as far as its gateway hears of it:
@@ -40,7 +55,18 @@ class Inspect(Message, frozen=True, kw_only=True):
     version: Count
 
 
-OperatorMessage = Inspect
+class Dismiss(Message, frozen=True, kw_only=True):
+    """An instance is to leave without losing a request, and where `role` is one to come back in that role. The bounds
+    are those of a decoder. `is_forced`: also the last decoder."""
+
+    instance: Uuid
+    role: FabricRole | None
+    tpot_s: Seconds | None
+    max_stall_s: Seconds | None
+    is_forced: bool
+
+
+OperatorMessage = Inspect | Dismiss
 
 
 # ---- gateway -> operator ---------------------------------------------------------------------------------------
@@ -70,6 +96,8 @@ class InstanceFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     started: Ticks
     fabric_address: Blob  # of a prefiller
     limits: Limits
+    tp: Degree
+    dp: Degree
     status: Status | None  # the last one that came
 
 
@@ -95,6 +123,13 @@ class Deployment(Message, frozen=True, kw_only=True):
     num_requests: Count
 
 
+class Leaves(Message, frozen=True, kw_only=True):
+    """It has been told. `successor`: the name under which it comes back, if it does."""
+
+    instance: Uuid
+    successor: Name | None
+
+
 class Refused(Message, frozen=True, kw_only=True):
     """It is not done, and why."""
 
@@ -102,7 +137,7 @@ class Refused(Message, frozen=True, kw_only=True):
     text: Text
 
 
-OperatorAnswer = Deployment | Refused
+OperatorAnswer = Deployment | Leaves | Refused
 
 _AT_GATEWAY: msgspec.msgpack.Decoder[InstanceMessage | OperatorMessage] = msgspec.msgpack.Decoder(
     InstanceMessage | OperatorMessage

@@ -13,7 +13,7 @@ from headrace.roles.instance import Instance
 from headrace.roles.remote_prefill import RemotePrefill
 
 
-def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | None) -> Status:
+def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | None, *, is_draining: bool) -> Status:
     """Of all its groups together."""
     counts = groups.statistics()
     costs = groups.costs.statistics()
@@ -48,6 +48,7 @@ def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | N
         num_waiting=counts.num_waiting + counts.num_parked,
         num_queued_tokens=counts.num_waiting_tokens,
         prefilling=_prefilling(groups.prefill_speed),
+        is_draining=is_draining,
         gauges=gauges,
         counters=counters,
     )
@@ -61,6 +62,7 @@ def prefiller_status(
     num_steps: int,
     num_prefill_tokens: int,
     prefill_speed: PrefillSpeed | None,
+    is_draining: bool,
 ) -> Status:
     tickets = messenger.statistics()
     return Status(
@@ -70,6 +72,7 @@ def prefiller_status(
         num_waiting=0,
         num_queued_tokens=tickets.num_leased_tokens,
         prefilling=_prefilling(prefill_speed),
+        is_draining=is_draining,
         gauges={
             **_page_gauges(instance.pools),
             "tickets_open": tickets.num_tickets,
