@@ -308,6 +308,7 @@ class ScriptedDecoder(ScriptedInstance):
         self.rejects: tuple[str, str] | None = None
         self.uses_leases = True
         self.num_failing_tickets = 0
+        self.fails_by_faults = False
         self.repeats = False  # says all Tokens twice, and the first ones again with every one
         self.skips: int | None = None  # the index of a token that is never sent
         self.stops_after: int | None = None  # with a stop token
@@ -396,7 +397,11 @@ class ScriptedDecoder(ScriptedInstance):
         assert generate.prefill is not None
         before = len(self.answers(generate.request_id))
         need = NeedPrefill(
-            sender=self.uuid, request_id=generate.request_id, prefiller=generate.prefill.prefiller, reason="scripted"
+            sender=self.uuid,
+            request_id=generate.request_id,
+            prefiller=generate.prefill.prefiller,
+            reason="scripted",
+            is_fault=self.fails_by_faults,
         )
         self.say(need)
         deadline = asyncio.get_running_loop().time() + 0.2

@@ -275,6 +275,8 @@ class Exchange:
 
     def _need_prefill(self, attempt: Attempt, message: NeedPrefill) -> None:
         """Another prefiller than the one that failed."""
+        if message.is_fault:
+            self._failed(message)
         if not attempt.may_replace_prefiller(self._now):
             return
         observed, prompt = self.observed, attempt.prompt
@@ -286,6 +288,13 @@ class Exchange:
             observed.decoder(decoder, prompt), others, attempt.errand.wanted, observed.transfers(self._now)
         )
         attempt.replace_prefiller(prefiller, self._now, answer_by=self._now + self.timings.need_prefill_s)
+
+    def _failed(self, message: NeedPrefill) -> None:
+        """Once is an accident."""
+        suspected_s = self.observed.failed(message.prefiller, message.sender, self._now)
+        if suspected_s:
+            names = self.instances.name(message.prefiller), self.instances.name(message.sender)
+            _log.warning("%s to %s is suspected for %g s: %s", *names, suspected_s, message.reason)
 
     def _late(self, message: RequestMessage) -> None:
         """Nobody waits for it any more. What it opens is closed."""
