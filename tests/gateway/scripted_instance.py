@@ -22,6 +22,7 @@ from headrace.protocol.control import (
     Accepted,
     Announce,
     Beat,
+    Decoding,
     Finished,
     FinishReason,
     GatewayMessage,
@@ -98,7 +99,9 @@ def status(
     num_free_pages: int = 64,
     num_running: int = 0,
     num_queued_tokens: int = 0,
+    num_background_tokens: int = 0,
     prefill_rate: float | None = None,
+    decoding: Decoding | None = None,
 ) -> Status:
     return Status(
         sender=uuid,
@@ -106,7 +109,9 @@ def status(
         num_running=num_running,
         num_waiting=0,
         num_queued_tokens=num_queued_tokens,
-        prefilling=None if prefill_rate is None else Prefilling(step_s=0.0, rate=prefill_rate),
+        num_interactive_tokens=num_queued_tokens - num_background_tokens,
+        prefilling=None if prefill_rate is None else Prefilling(step_s=0.0, rate=prefill_rate, chunk_tokens=64),
+        decoding=decoding,
         gauges={"pages.held": 3.0},
         counters={"steps_total": 7.0},
     )
@@ -122,6 +127,7 @@ class ScriptedInstance:
         self.is_hung = False  # reads nothing, says nothing
         self.prefill_rate: float | None = None  # at which it prefills, it says
         self.num_queued_tokens = 0  # to be prefilled, it says
+        self.num_background_tokens = 0  # those of them that are flex
         self._status_s = status_s
         self._gateways: set[str] = set()
         self._endpoint = endpoint
@@ -184,7 +190,12 @@ class ScriptedInstance:
         return self.all_heard(kind)[count - 1]
 
     def status(self) -> Status:
-        return status(self.uuid, num_queued_tokens=self.num_queued_tokens, prefill_rate=self.prefill_rate)
+        return status(
+            self.uuid,
+            num_queued_tokens=self.num_queued_tokens,
+            num_background_tokens=self.num_background_tokens,
+            prefill_rate=self.prefill_rate,
+        )
 
     def hear(self, message: GatewayMessage) -> None:
         """What a subclass answers."""
@@ -276,6 +287,7 @@ class ScriptedDecoder(ScriptedInstance):
         self.is_stalled = False  # accepts, then says nothing
         self.accept_delay_s = 0.0
         self.token_s = 0.0  # between two tokens
+        self.row_s: float | None = None  # of a decode step, it says
         self.rejects: tuple[str, str] | None = None
         self.uses_leases = True
         self.num_failing_tickets = 0
@@ -293,7 +305,23 @@ class ScriptedDecoder(ScriptedInstance):
             num_free_pages=64 - len(self.running),
             num_running=len(self.running),
             num_queued_tokens=self.num_queued_tokens,
+            num_background_tokens=self.num_background_tokens,
             prefill_rate=self.prefill_rate,
+            decoding=self.decoding(),
+        )
+
+    def decoding(self) -> Decoding | None:
+        """What it says of its decode steps: `row_s` for each that runs."""
+        if self.row_s is None:
+            return None
+        generates = [generate for generate in self.all_heard(Generate) if generate.request_id in self.running]
+        return Decoding(
+            step_s=0.0,
+            row_s=self.row_s,
+            key_s=0.0,
+            num_rows=len(generates),
+            num_keys=sum(len(generate.token_ids) for generate in generates),
+            num_interactive=sum(generate.tier == "interactive" for generate in generates),
         )
 
     def hear(self, message: GatewayMessage) -> None:

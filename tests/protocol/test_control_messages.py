@@ -21,6 +21,7 @@ from headrace.protocol.control import (
     Announce,
     Beat,
     ControlMessage,
+    Decoding,
     Finished,
     GatewayMessage,
     Generate,
@@ -73,7 +74,9 @@ STATUS = Status(
     num_running=0,
     num_waiting=1,
     num_queued_tokens=512,
-    prefilling=Prefilling(step_s=0.01, rate=1500.0),
+    num_interactive_tokens=12,
+    prefilling=Prefilling(step_s=0.01, rate=1500.0, chunk_tokens=256),
+    decoding=Decoding(step_s=0.01, row_s=0.001, key_s=1e-6, num_rows=4, num_keys=900, num_interactive=1),
     gauges={"skew": -1.5, "most": 1.7976931348623157e308},
     counters={"steps": 0.0, "bytes": 1e15},
 )

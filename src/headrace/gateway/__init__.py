@@ -6,5 +6,6 @@ out         choices (text: stop strings) -> answers: whole or events (openai_ans
 between     generation: all that HTTP side and dispatch side say to each other
 dispatch    its loop over the control socket; exchange: instances, the line of who waits, attempts under way
 routing     route, of what instances tell and of what is observed of them (affinity: who has which prefix)
-a request   life: admit, placing (patience), attempt after attempt (each an errand); figures, metrics
+budgets     budgets: of tier, key, headers; forecast, of route and of streams (who is at which decoder); admit
+a request   life: door (admit), placing (patience), attempt after attempt (each an errand); figures, metrics
 """

@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import NoReturn, Self
 
+from headrace.gateway.budgets import TIERS
 from headrace.gateway.control import ControlSocket
 from headrace.gateway.exchange import DispatchStatistics, Exchange
 from headrace.gateway.generation import Generation, Progress
 from headrace.gateway.instances import Instance
 from headrace.gateway.life import live
-from headrace.gateway.line import TIERS
 from headrace.gateway.metrics import GatewayMetrics
 from headrace.gateway.options import DEFAULT_TIMINGS, GatewayOptions, Timings
 from headrace.protocol.control import Limits
@@ -45,6 +45,7 @@ class Dispatcher:
             timings=self._timings,
             send=self._control.send,
             now=time.monotonic(),
+            tiers=self._options.tiers,
         )
         self.metrics.expose(self)
         self._running = asyncio.create_task(self._run(), name="dispatch")
