@@ -56,7 +56,7 @@ class Deployment:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._log = (self._folder / "log").open("wb")
         control = f"ipc://{self._folder}/control.sock"
-        self._port = _free_port()
+        self._port = free_port()
         gateway = ["gateway", "--control", control, "--port", str(self._port), "--name", "gateway", *NAMED]
         self._start([*gateway, "--log-level", log_level], cores=gateway_cores)
         for number, spec in enumerate(instances):
@@ -156,7 +156,8 @@ def steal_share() -> tuple[int, int]:
     return fields[7], sum(fields)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Of 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
