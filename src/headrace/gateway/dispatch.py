@@ -22,9 +22,6 @@ from headrace.gateway.metrics import GatewayMetrics
 from headrace.gateway.options import DEFAULT_TIMINGS, GatewayOptions, Timings
 from headrace.protocol.control import Limits
 
-MAX_MESSAGES_A_TURN = 64
-"""Read in one go before requests and timers get their turn."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -119,8 +116,8 @@ class Dispatcher:
 
     async def _receive(self) -> None:
         while True:
-            for _ in range(MAX_MESSAGES_A_TURN):
-                self._exchange.take(await self._control.receive(), time.monotonic())
+            for message in await self._control.receive():
+                self._exchange.take(message, time.monotonic())
             await asyncio.sleep(0)
 
     async def _beat(self) -> None:
