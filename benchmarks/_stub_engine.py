@@ -72,7 +72,7 @@ class StubInstance:
         self._socket.send(encode_control(message))
 
     def drain(self) -> None:
-        """ZeroMQ's descriptor tells of changes only: whatever is there is taken, also after whatever was sent."""
+        """Whatever is there. Due after whatever was sent, too: ZeroMQ's descriptor tells news once, to any call."""
         while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             self.hear(decode_from_gateway(self._socket.recv()))
 
@@ -171,6 +171,7 @@ class StubEngine:
                     prefill_s=0.001,
                 )
             )
+            self._prefiller.drain()
         running = Running(request_id, 0, message.max_tokens)
         if self.step_s:
             self._running.append(running)
