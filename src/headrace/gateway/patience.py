@@ -43,7 +43,7 @@ class Patience:
             )
 
     async def _wait(self, seconds: float) -> None:
-        """A future and a timer: of an event within a time-out, once for each token, only the time is the same."""
+        """A future and a timer. An event within a time-out does the same, and took a tenth of a token's time."""
         loop = asyncio.get_running_loop()
         self._pausing = loop.create_future()
         end = loop.call_later(seconds, self.wake)
