@@ -60,7 +60,7 @@ class Deployment:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._log = (self._folder / "log").open("wb")
         control = f"ipc://{self._folder}/control.sock"
-        self._port = _free_port()
+        self._port = free_port()
         named = [*NAMED, *(() if model is None else ("--model", str(model)))]
         words = ["gateway", "--control", control, "--port", str(self._port), "--name", "gateway", *named, *gateway]
         self._commands = {"gateway": _command([*words, "--log-level", log_level], cores=gateway_cores)}
@@ -183,7 +183,8 @@ def _command(words: Sequence[str], *, cores: str, netns: str = "") -> list[str]:
     return command
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Of 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

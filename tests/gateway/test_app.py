@@ -385,6 +385,15 @@ def test_a_mistake_of_ours_tells_the_client_no_more_than_that(front: Front) -> N
     assert "secret" not in response.text
 
 
+def test_events_are_ascii_whatever_their_text(front: Front) -> None:
+    text = "das M\u00fchlrad\u2028 \u6c34\u0085!"
+    front.says(text)
+    response = front.complete(stream=True)
+    assert response.content.isascii()
+    assert "".join(event["choices"][0]["text"] for event in events_of(response)[:-1]) == text
+    assert front.complete().json()["choices"][0]["text"] == text
+
+
 def test_a_mistake_of_ours_in_a_stream_is_logged_and_told(front: Front, caplog: pytest.LogCaptureFixture) -> None:
     front.dispatch.script = lambda _: [Progress(token_ids=(50,)), KeyError("secret")]
     *_, error, done = events_of(front.chat(stream=True))

@@ -141,12 +141,6 @@ class Served:
                     found[words[words.index("--name") + 1]] = int(entry.name)
         return found
 
-    @property
-    def control(self) -> str:
-        """Where instances and operators find its gateway."""
-        words = Path(f"/proc/{self.pids()['gateway']}/cmdline").read_bytes().decode().split("\0")
-        return words[words.index("--control") + 1]
-
     # ---- asked -------------------------------------------------------------------------------------------------
 
     def client(self, timeout_s: float = 120.0) -> openai.OpenAI:

@@ -127,9 +127,15 @@ def _max_tokens(asked: SharedFields, room: int) -> int | None:
 
 
 async def run_choices(choices: Sequence[Choice], dispatch: Dispatch, vocabulary: Vocabulary, tell: Tell) -> Usage:
-    """All of them, side by side. Raises an ExceptionGroup when one fails; cancelled, it aborts them all."""
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(run_choice(choice, dispatch, vocabulary, tell)) for choice in choices]
+    """All of them, side by side. Raises the first error of any, the others followed from it; cancelled, it aborts
+    them all."""
+    if len(choices) == 1:
+        return _usage(choices, [await run_choice(choices[0], dispatch, vocabulary, tell)])
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(run_choice(choice, dispatch, vocabulary, tell)) for choice in choices]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
     return _usage(choices, [task.result() for task in running])
 
 

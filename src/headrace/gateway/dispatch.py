@@ -24,9 +24,6 @@ from headrace.gateway.options import DEFAULT_TIMINGS, GatewayOptions, Timings
 from headrace.protocol.control import Limits
 from headrace.protocol.operator import OperatorMessage
 
-MAX_MESSAGES_A_TURN = 64
-"""Read in one go before requests and timers get their turn."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -123,8 +120,7 @@ class Dispatcher:
 
     async def _receive(self) -> None:
         while True:
-            for _ in range(MAX_MESSAGES_A_TURN):
-                message = await self._control.receive()
+            for message in await self._control.receive():
                 if isinstance(message, OperatorMessage):
                     self._control.send(message.sender, self._desk.answer(message, time.monotonic()))
                 else:
