@@ -42,6 +42,8 @@ def decoder() -> InstanceFacts:
         started=1,
         fabric_address=b"",
         limits=Limits(max_model_len=1024, pool_tokens=1024, page_size=16, max_running=8),
+        tp=1,
+        dp=1,
         status=None,
     )
 
