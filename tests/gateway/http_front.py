@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from tiny_vocabulary import byte_level_tokenizer, write_model
 
 from headrace.gateway.app import make_app
+from headrace.gateway.budgets import NO_TIERS, Tiers
 from headrace.gateway.chat import load_chat_template
 from headrace.gateway.connection import Closing
 from headrace.gateway.intake import Intake
@@ -70,10 +71,17 @@ class Front:
 
 @contextmanager
 def a_front(
-    intake: Intake, script: Script = lambda _: (), *, limits: Limits | None = LIMITS, deadline_s: float = 600.0
+    intake: Intake,
+    script: Script = lambda _: (),
+    *,
+    limits: Limits | None = LIMITS,
+    deadline_s: float = 600.0,
+    tiers: Tiers = NO_TIERS,
 ) -> Iterator[Front]:
     dispatch = ScriptedDispatch(script, limits)
-    options = GatewayOptions(control="ipc://unused", tokenizer=Path(), model=intake.model, deadline_s=deadline_s)
+    options = GatewayOptions(
+        control="ipc://unused", tokenizer=Path(), model=intake.model, deadline_s=deadline_s, tiers=tiers
+    )
     closing = Closing()
     app = make_app(dispatch, intake, options, lambda: b"headrace_requests_total 7\n", closing=closing)
     with asyncio.Runner() as runner:

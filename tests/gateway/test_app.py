@@ -45,6 +45,7 @@ def test_a_completion_has_openais_fields(front: Front) -> None:
     assert without(answer, "id", "created") == {
         "object": "text_completion",
         "model": MODEL,
+        "service_tier": "default",
         "system_fingerprint": None,
         "choices": [{"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop"}],
         "usage": {
@@ -197,6 +198,7 @@ def test_a_completions_stream_gives_text_then_the_reason_then_done(front: Front)
     assert without(chunks[0], "id", "created", "choices") == {
         "object": "text_completion",
         "model": MODEL,
+        "service_tier": "default",
         "system_fingerprint": None,
     }
 

@@ -18,11 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headrace.errors import HeadraceError
 from headrace.gateway.admit import longest_sequence
 from headrace.gateway.answers import ErrorResponse, JsonResponse, StreamedAnswer, WholeAnswer, Work
+from headrace.gateway.budgets import Terms
 from headrace.gateway.choices import PromptTokens, Tell, Usage, plan_choices, run_choices
 from headrace.gateway.connection import Bodies, Closing
 from headrace.gateway.generation import Dispatch
 from headrace.gateway.intake import Intake
-from headrace.gateway.openai_answers import ChatShape, CompletionShape, Shape, model_json
+from headrace.gateway.openai_answers import ChatShape, CompletionShape, Shape, model_json, service_tier_of
 from headrace.gateway.openai_errors import Refused, error_answer
 from headrace.gateway.openai_requests import SharedFields
 from headrace.gateway.options import GatewayOptions
@@ -121,27 +122,30 @@ class Routes:
 
     async def completions(self, request: Request) -> ASGIApp:
         asked, prompts = await self._take(request, self._intake.take_completion)
+        terms = self._options.tiers.terms(request.headers, asked.tier)
         shape = CompletionShape(
             request_id=_name(request, "cmpl"),
             created=int(time.time()),
             model=self._intake.model,
             include_usage=asked.include_usage,
             include_token_ids=asked.return_token_ids,
+            service_tier=service_tier_of(terms.tier),
             echoes=[prompt.echo for prompt in prompts for _ in range(asked.n)],
         )
-        return self._answer(asked, prompts, shape)
+        return self._answer(asked, prompts, shape, terms)
 
     async def chat_completions(self, request: Request) -> ASGIApp:
         asked, prompts = await self._take(request, self._intake.take_chat)
+        terms = self._options.tiers.terms(request.headers, asked.tier)
         shape = ChatShape(
             request_id=_name(request, "chatcmpl"),
             created=int(time.time()),
             model=self._intake.model,
             include_usage=asked.include_usage,
             include_token_ids=asked.return_token_ids,
-            service_tier="flex" if asked.tier == "flex" else "default",
+            service_tier=service_tier_of(terms.tier),
         )
-        return self._answer(asked, prompts, shape)
+        return self._answer(asked, prompts, shape, terms)
 
     async def models(self, request: Request) -> Response:
         return JsonResponse({"object": "list", "data": [model_json(self._intake.model, self._started)]})
@@ -179,10 +183,11 @@ class Routes:
         limits = self._dispatch.limits()
         return UNKNOWN_TOKENS if limits is None else longest_sequence(limits)
 
-    def _answer(self, asked: SharedFields, prompts: Sequence[PromptTokens], shape: Shape) -> ASGIApp:
+    def _answer(self, asked: SharedFields, prompts: Sequence[PromptTokens], shape: Shape, terms: Terms) -> ASGIApp:
         choices = plan_choices(
             asked,
             prompts,
+            terms=terms,
             request_id=shape.request_id,
             seed=secrets.randbits(63),
             vocabulary=self._intake.vocabulary,

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from headrace.errors import InputError
+from headrace.gateway.budgets import Terms
 from headrace.gateway.generation import Dispatch, FinishReason, Generation, GenerationFailed, Progress
 from headrace.gateway.openai_requests import SharedFields
 from headrace.gateway.text import ChoiceText
@@ -74,6 +75,7 @@ def plan_choices(
     asked: SharedFields,
     prompts: Sequence[PromptTokens],
     *,
+    terms: Terms,
     request_id: str,
     seed: int,
     vocabulary: Vocabulary,
@@ -108,7 +110,8 @@ def plan_choices(
                     choice=index,
                 ),
                 stop_token_ids=stop_token_ids,
-                tier=asked.tier,
+                tier=terms.tier,
+                budget=terms.budget,
                 deadline_s=asked.deadline_s or most_deadline_s,
             ),
         )

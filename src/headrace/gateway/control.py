@@ -1,4 +1,4 @@
-"""The gateway's control socket: a ZeroMQ ROUTER that instances connect to. Owns the socket and counts what it drops.
+"""The gateway's control socket: a ZeroMQ ROUTER for instances and operators. Owns the socket and counts what it drops.
 
 Knows no instance and no request; runs on the gateway's asyncio loop. What is no message, or not from whom it claims to
 be, is dropped and counted: a peer's mistake never ends the loop. Sending never waits; it tells whether somebody is
@@ -22,13 +22,13 @@ from headrace.protocol.control import (
     MAX_MESSAGE_BYTES,
     GatewayMessage,
     InstanceMessage,
-    decode_from_instance,
     encode_control,
 )
 from headrace.protocol.messages import Uuid
+from headrace.protocol.operator import OperatorAnswer, OperatorMessage, decode_at_gateway
 
 MAX_QUEUED_MESSAGES = 10_000
-"""To or from one instance. One that reads nothing is gone long before."""
+"""To or from one peer. One that reads nothing is gone long before."""
 
 MOST_AT_ONCE = 64
 """Read in one go before requests and timers get their turn."""
@@ -77,7 +77,7 @@ class ControlSocket:
     def num_dropped(self) -> dict[Fault, int]:
         return dict(self._num_dropped)
 
-    def send(self, to: Uuid, message: GatewayMessage) -> bool:
+    def send(self, to: Uuid, message: GatewayMessage | OperatorAnswer) -> bool:
         """False when nobody of that name is connected, or does not read."""
         try:
             self._socket.send(to.encode(), _MORE)
@@ -92,7 +92,7 @@ class ControlSocket:
                 self._tell_news()
         return True
 
-    async def receive(self) -> list[InstanceMessage]:
+    async def receive(self) -> list[InstanceMessage | OperatorMessage]:
         """What has come, once something has: MOST_AT_ONCE of anybody at the most, less those that are none."""
         while not (taken := self._take()):
             await self._wait_news()
@@ -132,12 +132,12 @@ class ControlSocket:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    def _checked(self, identity: bytes, parts: list[bytes]) -> InstanceMessage | None:
+    def _checked(self, identity: bytes, parts: list[bytes]) -> InstanceMessage | OperatorMessage | None:
         if len(parts) != 1:
             self._drop(identity, "malformed", f"must be one frame, is {len(parts)}")
             return None
         try:
-            message = decode_from_instance(parts[0])
+            message = decode_at_gateway(parts[0])
         except ProtocolFault as fault:
             self._drop(identity, "malformed", str(fault))
             return None

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.gateway.budgets import TIERS
 from headrace.gateway.exchange import DispatchStatistics
 from headrace.gateway.instances import Instance
-from headrace.gateway.line import TIERS
 from headrace.gateway.route import Price
 from headrace.protocol.control import Role
 from headrace.protocol.messages import Tier
