@@ -35,8 +35,8 @@ class Stage:
     children: list[Child] = field(default_factory=list)
     timing: Timing = field(default_factory=lambda: Timing(grace_s=30))
 
-    def child(self, name: str, behaviour: str, *, restarts: bool = True) -> None:
-        self.children.append(scripted(self.directory, name, behaviour, restarts=restarts))
+    def child(self, name: str, behaviour: str) -> None:
+        self.children.append(scripted(self.directory, name, behaviour))
 
     def lives(self, name: str) -> list[str]:
         return noted(self.directory, name, "pids")
@@ -100,7 +100,7 @@ async def nothing() -> None: ...
 
 def test_a_signal_ends_all_children_by_sigterm(stage: Stage) -> None:
     stage.child("a", "stay")
-    stage.child("b", "stay", restarts=False)
+    stage.child("b", "stay")
     assert stage.run(stage.all_started, stage.stop) is True
     assert stage.signals("a") == stage.signals("b") == ["SIGTERM"]
 
@@ -207,18 +207,6 @@ def test_a_child_without_words_is_described(stage: Stage, behaviour: str, text: 
     with pytest.raises(ChildEnded, match=f"^{text}$") as raised:
         stage.run(asyncio.Event().wait)
     assert raised.value.status == 1
-
-
-def test_the_end_of_a_child_that_may_not_restart_ends_everything(stage: Stage) -> None:
-    stage.child("gateway", "stay", restarts=False)
-    stage.child("decoder", "stay")
-
-    async def kill_gateway() -> None:
-        os.kill(int(stage.lives("gateway")[0]), signal.SIGKILL)
-
-    with pytest.raises(ChildEnded, match="gateway was ended by SIGKILL"):
-        stage.run(stage.all_started, kill_gateway)
-    assert stage.signals("decoder") == ["SIGTERM"]
 
 
 def test_a_child_comes_back_after_waits_that_double_up_to_a_limit(

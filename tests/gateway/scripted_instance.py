@@ -22,6 +22,7 @@ from headrace.protocol.control import (
     Accepted,
     Announce,
     Beat,
+    Decoding,
     Drain,
     Finished,
     FinishReason,
@@ -101,7 +102,9 @@ def status(
     num_free_pages: int = 64,
     num_running: int = 0,
     num_queued_tokens: int = 0,
+    num_interactive_tokens: int = 0,
     prefill_rate: float | None = None,
+    decoding: Decoding | None = None,
     is_draining: bool = False,
 ) -> Status:
     return Status(
@@ -110,7 +113,9 @@ def status(
         num_running=num_running,
         num_waiting=0,
         num_queued_tokens=num_queued_tokens,
+        num_interactive_tokens=num_interactive_tokens,
         prefilling=None if prefill_rate is None else Prefilling(step_s=0.0, rate=prefill_rate),
+        decoding=decoding,
         is_draining=is_draining,
         gauges={"pages.held": 3.0},
         counters={"steps_total": 7.0},

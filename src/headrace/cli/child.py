@@ -24,11 +24,10 @@ GUARD = 'exec >/dev/null 2>&1; trap "" HUP INT TERM; read -r _; rm -rf -- "$1"; 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """What is to run. `restarts`: the others can do without it for a while."""
+    """What is to run."""
 
     name: str
     command: tuple[str, ...]
-    restarts: bool
 
 
 class Running:

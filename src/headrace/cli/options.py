@@ -14,9 +14,11 @@ import typer
 from headrace.cli.logs import LEVELS
 from headrace.cli.values import (
     CpuNumbers,
+    KeyTier,
     TransportNames,
     cpu_list,
     in_units,
+    key_tier,
     milliseconds,
     one_of,
     plain_name,
@@ -289,6 +291,29 @@ ProcessName = Annotated[
     _option(
         *("--name", "NAME", "In log lines and metrics; without it, role and process id.", PROCESS_PANEL),
         parser=plain_name,
+        show_default=False,
+    ),
+]
+
+
+def _promise(tier: str, latency: str, what: str) -> Any:  # noqa: ANN401 (typer's)
+    return _option(
+        *(f"--{tier}-{latency}-ms", "MS", f"{what} of {tier} requests: a budget. Without it, none.", PROCESS_PANEL),
+        parser=milliseconds,
+        show_default=False,
+    )
+
+
+InteractiveTtftMs = Annotated[float | None, _promise("interactive", "ttft", "Time to first token")]
+InteractiveTpotMs = Annotated[float | None, _promise("interactive", "tpot", "Mean time of a further token")]
+FlexTtftMs = Annotated[float | None, _promise("flex", "ttft", "Time to first token")]
+FlexTpotMs = Annotated[float | None, _promise("flex", "tpot", "Mean time of a further token")]
+KeyTiers = Annotated[
+    list[KeyTier] | None,
+    _option(
+        *("--key-tier", "SHA256=TIER", "An API key's digest, and the tier of its requests. Once for each."),
+        PROCESS_PANEL,
+        parser=key_tier,
         show_default=False,
     ),
 ]

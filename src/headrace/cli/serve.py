@@ -24,6 +24,7 @@ from headrace.cli.run_directory import CONTROL_SOCKET, private_directory
 from headrace.cli.supervisor import Supervisor
 from headrace.cli.transports import plan_transports
 from headrace.errors import InputError
+from headrace.gateway.budgets import Tiers
 from headrace.kvcache.layout import KVDtype
 from headrace.model.options import KernelChoice
 from headrace.protocol.control import Role
@@ -72,6 +73,7 @@ class ServeOptions:
     cpus: tuple[int, ...]  # of all instances' threads, in their order; none: wherever the system puts them
     max_queued: int
     deadline_s: float
+    tiers: Tiers
     log_level: str
 
 
@@ -165,8 +167,8 @@ def plan_children(
             name,
             *("gateway", "--name", name, "--control", control, "--host", options.host, "--port", str(port)),
             *("--max-queued", str(options.max_queued), "--deadline", repr(options.deadline_s)),
+            *_promises(options.tiers),
             *model,
-            restarts=len(ports) > 1,  # an only one takes everything with it
         )
         for (name, control), port in zip(controls.items(), ports, strict=True)
     ]
@@ -214,6 +216,15 @@ def transports_of(options: ServeOptions) -> tuple[Transport, ...]:
     return plan_transports(
         options.transports or (), required=options.require_provider, hosts=INSTANCE_DEFAULTS.fabric_hosts
     )
+
+
+def _promises(tiers: Tiers) -> Iterator[str]:
+    for tier, budget in tiers.budgets.items():
+        for latency, seconds in (("ttft", budget.ttft_s), ("tpot", budget.tpot_s)):
+            if seconds is not None:
+                yield from (f"--{tier}-{latency}-ms", f"{seconds * 1e3:.12g}")
+    for digest, tier in tiers.keys.items():
+        yield from ("--key-tier", f"{digest}={tier}")
 
 
 def _role_arguments(role: Role, options: ServeOptions) -> Sequence[str]:
@@ -268,8 +279,8 @@ def _cpus(options: ServeOptions, ranks: range) -> Sequence[str]:
     return ("--cpus", ",".join(map(str, cpus))) if cpus else ()
 
 
-def _child(name: str, *arguments: str, restarts: bool = True) -> Child:
-    return Child(name=name, command=(*HEADRACE, *arguments), restarts=restarts)
+def _child(name: str, *arguments: str) -> Child:
+    return Child(name=name, command=(*HEADRACE, *arguments))
 
 
 # ---- what the person is told -----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Owns the processes and nothing that they say. Runs on one asyncio loop. The life of a child:
 
     starting   until `bring_up` returns; a child that ends before that ends everything
-    running    one that may restart is started again when it ends, later and later; another one ends everything
+    running    started again when it ends, later and later: the others can do without any of them for a while
     succeeded  it has left word before it ended: nobody comes after it (it was drained), or another command at once
     stopping   SIGTERM, five seconds, SIGKILL; a second signal from outside: SIGKILL at once
 """
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class ChildEnded(HeadraceError):
-    """A process ended without which the others are of no use. `status`: what to end with ourselves."""
+    """A process ended before all were ready, or the guard. `status`: what to end with ourselves."""
 
     def __init__(self, text: str, *, status: int) -> None:
         super().__init__(text)
@@ -102,7 +102,7 @@ class Supervisor:
     # ---- children ----------------------------------------------------------------------------------------------
 
     async def _keep(self, child: Child, *, group: int) -> None:
-        """Run it; where it may restart, again and again."""
+        """Run it, again and again."""
         num_failures = 0
         while not self._is_stopping:
             self._successor_file(child).unlink(missing_ok=True)
@@ -110,7 +110,7 @@ class Supervisor:
             status = await self._one_life(child, group=group)
             if self._is_stopping:
                 return
-            word = read_word(self._successor_file(child)) if self._is_up and child.restarts else None
+            word = read_word(self._successor_file(child)) if self._is_up else None
             if word is not None:
                 if word.command is None:
                     _log.info("%s has left: it was drained", child.name)
@@ -119,7 +119,7 @@ class Supervisor:
                 child, num_failures = replace(child, name=word.name, command=word.command), 0
                 continue
             how = self._last_words(child) or f"{child.name} {described(status)}"
-            if not (self._is_up and child.restarts):
+            if not self._is_up:
                 self._end_with(ChildEnded(how, status=2 if status == 2 else 1))
                 return
             ran_long = self._timing.clock() - began >= self._timing.forgiven_after_s
