@@ -19,6 +19,7 @@ from headrace.protocol.control import (
     CONTROL_VERSION,
     Accepted,
     Announce,
+    Decoding,
     Finished,
     GatewayMessage,
     Generate,
@@ -27,6 +28,7 @@ from headrace.protocol.control import (
     InstanceMessage,
     Limits,
     Prefilled,
+    Prefilling,
     Reserve,
     Role,
     Status,
@@ -37,6 +39,8 @@ from headrace.protocol.control import (
 )
 
 LIMITS = Limits(max_model_len=4096, pool_tokens=2**22, page_size=16, max_running=4096)
+PREFILLING = Prefilling(step_s=0.001, rate=1e6)
+DECODING = Decoding(step_s=0.001, row_s=0.0, key_s=0.0, num_rows=0, num_keys=0, num_interactive=0)
 TOLD = Waterfall(fetch_s=0.002, hand_over_s=0.0005, first_step_s=0.001)
 ORDINARY = (300, 49_000)  # ids of the built-in model that stand for ordinary text
 PREFILLER, DECODER = "a" * 32, "b" * 32
@@ -86,6 +90,8 @@ class StubInstance:
                 model=self._model,
                 fingerprint="stub",
                 limits=LIMITS,
+                tp=1,
+                dp=1,
                 fabric_address=b"nowhere" if self._role == "prefiller" else b"",
                 host="here",
                 pid=1,
@@ -101,7 +107,10 @@ class StubInstance:
                 num_running=0,
                 num_waiting=0,
                 num_queued_tokens=0,
-                prefilling=None,
+                num_interactive_tokens=0,
+                prefilling=PREFILLING if self._role == "prefiller" else None,
+                decoding=DECODING if self._role == "decoder" else None,
+                is_draining=False,
                 gauges={},
                 counters={},
             )

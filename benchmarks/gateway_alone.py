@@ -32,11 +32,11 @@ from types import TracebackType
 from typing import Self, cast
 
 import uvloop
-from _deployment import free_port, percentile, steal_share
+from _deployment import free_port
 from _endpoint import positive
+from _figures import Conditions, percentile, spread
 from _stub_engine import StubEngine
 
-from headrace.cli.machine import describe_machine
 from headrace.model.builtin import BUILTIN_NAME
 
 STREAM_TOKENS = 128
@@ -329,12 +329,6 @@ def show(name: str, found: Sequence[Figures]) -> None:
     print(f"{name:22} {rate:>26} {cpu_us:>22} {core:9,.0f} {p50:8.1f} {p99:8.1f}", flush=True)
 
 
-def spread(values: Sequence[float], digits: int) -> str:
-    """Median, lowest, highest."""
-    median, low, high = (f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
-    return f"{median} ({low}-{high})"
-
-
 def show_samples(told: dict[str, list[tuple[str, int]]], cpu_us: float, io_share: float) -> None:
     """Shares of the main thread's samples, as parts of `cpu_us`."""
     total = sum(count for _, count in told["parts"])
@@ -363,11 +357,11 @@ def main() -> None:
         uvloop.run(serve_fixed(arguments.fixed))
         return
     os.sched_setaffinity(0, {int(arguments.other_core)})
-    print(describe_machine())
-    begin = steal_share()
+    conditions = Conditions(
+        f"the gateway alone on core {arguments.core}, {arguments.runs} runs of {arguments.seconds} s"
+    )
     uvloop.run(run(arguments))
-    stolen, ticks = (end - start for start, end in zip(begin, steal_share(), strict=True))
-    print(f"load {os.getloadavg()[0]:.1f}, steal time {100 * stolen / ticks:.1f} %")
+    conditions.end()
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_status_shows_who_is_here_and_where_each_request_is(short_path: Path, he
         num_tokens=0,
     )
     away = instance(3, "decoder", "decoder-1", standing="absent", silent_s=7.2, status=None)
-    other = instance(4, "decoder", "decoder-2", standing="refused", refusal="model differs", status=None)
+    other = instance(4, "decoder", "decoder-2", standing="refused", refusal="model [/b] differs", status=None)
     told = deployment(PREFILLER, DECODER, away, other, requests=(request,))
     with AnsweringGateway(short_path, always(told)) as gateway:
         status, out, err = headrace("status", "--control", gateway.control)
@@ -63,8 +63,8 @@ def test_status_shows_who_is_here_and_where_each_request_is(short_path: Path, he
     assert lines[0] == "gateway serves tiny at http://127.0.0.1:8000, pid 39"
     assert f"prefiller-0 prefiller serving 41 3 0 1,234 {PREFILLER.uuid[:8]}" in lines
     assert f"decoder-1 decoder absent for 7 s 43 - - - {away.uuid[:8]}" in lines
-    assert f"decoder-2 decoder refused: model differs 44 - - - {other.uuid[:8]}" in lines
-    assert "1 requests: 1 transferring" in lines
+    assert f"decoder-2 decoder refused: model [/b] differs 44 - - - {other.uuid[:8]}" in lines
+    assert "1 request: 1 transferring" in lines
     assert "request-7 flex transferring prefiller-0 decoder-0 1,500 0" in lines
 
 
