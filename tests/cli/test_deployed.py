@@ -24,7 +24,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
 
 
 def commands_of(options: ServeOptions) -> list[tuple[str, ...]]:
-    children = plan_children(options, port=9000, model_dir=Path("/models/tiny"), directory=Path("/run/of"))
+    children = plan_children(options, ports=(9000,), model_dir=Path("/models/tiny"), directory=Path("/run/of"))
     return [child.command for child in children]
 
 

@@ -66,6 +66,7 @@ def serve_command(
     context: typer.Context,
     *,
     deployment: opt.DeploymentFile = None,
+    gateways: opt.NumGateways = 1,
     prefillers: opt.Prefillers = None,
     decoders: opt.Decoders = 1,
     colocated: opt.Colocated = False,
@@ -99,7 +100,7 @@ def serve_command(
     flex_tpot_ms: opt.FlexTpotMs = None,
     log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> int:
-    """A gateway and its instances on this machine: an OpenAI-compatible server. Ctrl-C ends all of them."""
+    """Gateways and their instances on this machine: an OpenAI-compatible server. Ctrl-C ends all of them."""
     configure_logging(log_level, "serve")
     deployed = None if deployment is None else read_deployed(deployment, given=_given(context))
     model = model if deployed is None else deployed.model
@@ -112,6 +113,7 @@ def serve_command(
         max_model_len=max_model_len,
         host=host,
         port=port,
+        gateways=gateways,
         prefillers=prefillers,
         decoders=decoders,
         colocated=colocated,

@@ -38,6 +38,8 @@ from headrace.roles.options import InstanceOptions, Transfer, Transport
 INSTANCE_DEFAULTS: Final = InstanceOptions(role="decoder", name="", gateways=(), model_dir=Path(), model="")
 GATEWAY_DEFAULTS: Final = GatewayOptions(control="", tokenizer=Path(), model="")
 
+MOST_GATEWAYS = 16
+
 MODEL_PANEL = "Model"
 MEMORY_PANEL = "Memory and batches"
 PLACE_PANEL = "Addresses"
@@ -256,6 +258,13 @@ DeploymentFile = Annotated[
         show_default=False,
     ),
 ]
+NumGateways = Annotated[
+    int,
+    _option(
+        *("--gateways", "N", "Servers before the same instances, at --port and the next ones.", PROCESS_PANEL),
+        parser=whole_number(least=1, most=MOST_GATEWAYS),
+    ),
+]
 Prefillers = Annotated[
     int | None,
     _option(
@@ -311,7 +320,7 @@ KeyTiers = Annotated[
 MaxQueued = Annotated[
     int,
     _option(
-        *("--max-queued", "N", "Requests that wait; the next one is answered 429.", PROCESS_PANEL),
+        *("--max-queued", "N", "Requests of a tier that wait; the next one is answered 429.", PROCESS_PANEL),
         parser=whole_number(least=1, most=MOST_REQUESTS),
     ),
 ]
