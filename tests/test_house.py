@@ -37,6 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "deploy": (  # who loads families hands their tensors in
         *("errors", "kvcache.layout", "kvcache.sharding", "messenger.aux", "messenger.plan"),
         *("model.shape", "model.shard", "roles.options"),
+        *("protocol.messages", "gateway.budgets"),
     ),
     "bench": ("errors", "protocol"),
     "planner": (

@@ -1,5 +1,6 @@
 """A child for the supervisor's tests, run as a script: DIRECTORY NAME BEHAVIOUR. Each life adds to NAME.pids."""
 
+import json
 import os
 import signal
 import subprocess
@@ -54,6 +55,20 @@ def have_grandchild() -> None:
     grandchild.stdout.readline()
     note("grandchildren", str(grandchild.pid))
     stay()
+
+
+def leave_word(command: list[str] | None, name: str = NAME) -> None:
+    """As a drained instance does."""
+    note("pids", str(os.getpid()))
+    Path(os.environ["HEADRACE_SUCCESSOR_FILE"]).write_text(json.dumps({"name": name, "command": command}))
+
+
+def be_drained() -> None:
+    leave_word(None)
+
+
+def become_another() -> None:
+    leave_word([sys.executable, "-S", __file__, str(DIRECTORY), f"{NAME}-after", "kill_itself"], f"{NAME}-after")
 
 
 def fail_with_words() -> None:

@@ -10,9 +10,9 @@ from headrace.cli.child import Child
 SCRIPT = Path(__file__).with_name("scripted_child.py")
 
 
-def scripted(directory: Path, name: str, behaviour: str, *, restarts: bool = True) -> Child:
+def scripted(directory: Path, name: str, behaviour: str) -> Child:
     command = (sys.executable, "-S", str(SCRIPT), str(directory), name, behaviour)
-    return Child(name=name, command=command, restarts=restarts)
+    return Child(name=name, command=command)
 
 
 def noted(directory: Path, name: str, suffix: str) -> list[str]:

@@ -1,11 +1,13 @@
 """The folder that sockets lie in: found alike by every process of a user, and nobody else's."""
 
 import os
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from headrace.cli.run_directory import default_control, private_directory, user_directory
+from headrace.cli.run_directory import default_control, private_directory, running_control, user_directory
 from headrace.errors import InputError
 
 
@@ -81,3 +83,38 @@ def test_a_private_folder_is_removed_with_what_lies_in_it() -> None:
         with private_directory() as other:
             assert other != folder
     assert not folder.exists()
+
+
+# ---- who listens there -----------------------------------------------------------------------------------------
+
+
+def listening(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    return listener
+
+
+def test_the_one_gateway_that_runs_is_found_alone_or_under_serve() -> None:
+    with listening(user_directory() / "control.sock"):
+        assert running_control() == default_control()
+    with private_directory() as serving, listening(serving / "control-1.sock"):
+        assert running_control() == f"ipc://{serving}/control-1.sock"
+        with listening(serving / "control.sock"):
+            assert running_control() in {f"ipc://{serving}/control{number}.sock" for number in ("", "-1")}
+
+
+def test_a_socket_that_a_killed_process_left_is_none() -> None:
+    listening(user_directory() / "control.sock").close()
+    with pytest.raises(InputError, match="must be said: no gateway of this user listens in"):
+        running_control()
+
+
+def test_of_several_gateways_one_must_be_named() -> None:
+    with ExitStack() as exits:
+        folders = [exits.enter_context(private_directory()) for _ in range(2)]
+        for folder in folders:
+            exits.enter_context(listening(folder / "control.sock"))
+        with pytest.raises(InputError) as error:
+            running_control()
+        assert all(f"ipc://{folder}/control.sock" in str(error.value) for folder in folders)

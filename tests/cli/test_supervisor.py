@@ -35,8 +35,8 @@ class Stage:
     children: list[Child] = field(default_factory=list)
     timing: Timing = field(default_factory=lambda: Timing(grace_s=30))
 
-    def child(self, name: str, behaviour: str, *, restarts: bool = True) -> None:
-        self.children.append(scripted(self.directory, name, behaviour, restarts=restarts))
+    def child(self, name: str, behaviour: str) -> None:
+        self.children.append(scripted(self.directory, name, behaviour))
 
     def lives(self, name: str) -> list[str]:
         return noted(self.directory, name, "pids")
@@ -100,7 +100,7 @@ async def nothing() -> None: ...
 
 def test_a_signal_ends_all_children_by_sigterm(stage: Stage) -> None:
     stage.child("a", "stay")
-    stage.child("b", "stay", restarts=False)
+    stage.child("b", "stay")
     assert stage.run(stage.all_started, stage.stop) is True
     assert stage.signals("a") == stage.signals("b") == ["SIGTERM"]
 
@@ -209,18 +209,6 @@ def test_a_child_without_words_is_described(stage: Stage, behaviour: str, text: 
     assert raised.value.status == 1
 
 
-def test_the_end_of_a_child_that_may_not_restart_ends_everything(stage: Stage) -> None:
-    stage.child("gateway", "stay", restarts=False)
-    stage.child("decoder", "stay")
-
-    async def kill_gateway() -> None:
-        os.kill(int(stage.lives("gateway")[0]), signal.SIGKILL)
-
-    with pytest.raises(ChildEnded, match="gateway was ended by SIGKILL"):
-        stage.run(stage.all_started, kill_gateway)
-    assert stage.signals("decoder") == ["SIGTERM"]
-
-
 def test_a_child_comes_back_after_waits_that_double_up_to_a_limit(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -239,6 +227,44 @@ def test_a_child_comes_back_after_waits_that_double_up_to_a_limit(
     assert stage.run(nothing, until_it_stays) is True
     assert waits == [1, 2, 4, 5, 5]
     assert "decoder-0 ended with status 3; it starts again in 1 s" in caplog.messages
+
+
+def test_a_child_that_was_drained_is_not_started_again_and_ends_nobody(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    stage.child("decoder-0", "be_drained")
+    stage.child("decoder-1", "stay")
+
+    async def until_it_has_left() -> None:
+        await until(lambda: "decoder-0 has left: it was drained" in caplog.messages)
+        await asyncio.sleep(0.1)
+        await stage.stop()
+
+    assert stage.run(nothing, until_it_has_left) is True
+    assert len(stage.lives("decoder-0")) == 1 and stage.signals("decoder-1") == ["SIGTERM"]
+
+
+def test_a_child_that_leaves_word_who_comes_after_it_is_followed_by_that_at_once_and_again(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits: list[float] = []
+
+    async def skip(seconds: float) -> None:
+        waits.append(seconds)
+
+    caplog.set_level("INFO")
+    stage.timing = Timing(sleep=skip)
+    stage.child("decoder-0", "become_another")
+
+    async def twice() -> None:
+        await until(lambda: len(stage.lives("decoder-0-after")) >= 2)
+        await stage.stop()
+
+    stage.run(nothing, twice)
+    assert len(stage.lives("decoder-0")) == 1 and waits[:1] == [1]
+    assert "decoder-0 was drained; it goes on as decoder-0-after" in caplog.messages
+    assert "decoder-0-after was ended by SIGKILL; it starts again in 1 s" in caplog.messages
 
 
 def test_waits_begin_anew_after_a_long_life(stage: Stage) -> None:

@@ -19,7 +19,7 @@ with atheris.instrument_imports(include=["headrace"]):
     from headrace.messenger.hello import Identity, check_hello, process_of
     from headrace.messenger.plan import Plans
     from headrace.messenger.process import ProcessName
-    from headrace.protocol import control, messages
+    from headrace.protocol import control, messages, operator
 
 SHARDING = Sharding(kv=KVLayout(num_layers=2, num_kv_heads=2, page_size=4, head_dim=8, dtype="fp32"))
 POOL = SHARDING.pool(num_pages=8, num_aux_slots=2, aux_slot_bytes=128)
@@ -70,7 +70,7 @@ def aux(wire: bytes) -> None:
 
 
 def control_message(wire: bytes) -> None:
-    for decode in (control.decode_from_instance, control.decode_from_gateway):
+    for decode in (control.decode_from_gateway, operator.decode_at_gateway, operator.decode_at_operator):
         with suppress(ProtocolFault):
             decode(wire)
 

@@ -22,6 +22,8 @@ from headrace.protocol.control import (
     Accepted,
     Announce,
     Beat,
+    Decoding,
+    Drain,
     Finished,
     FinishReason,
     GatewayMessage,
@@ -84,6 +86,8 @@ def announce(role: Role, uuid: str, **changes: object) -> Announce:
         "model": MODEL,
         "fingerprint": "f",
         "limits": LIMITS,
+        "tp": 1,
+        "dp": 1,
         "fabric_address": b"fabric" if role == "prefiller" else b"",
         "host": "here",
         "pid": 1,
@@ -98,7 +102,10 @@ def status(
     num_free_pages: int = 64,
     num_running: int = 0,
     num_queued_tokens: int = 0,
+    num_interactive_tokens: int = 0,
     prefill_rate: float | None = None,
+    decoding: Decoding | None = None,
+    is_draining: bool = False,
 ) -> Status:
     return Status(
         sender=uuid,
@@ -106,7 +113,10 @@ def status(
         num_running=num_running,
         num_waiting=0,
         num_queued_tokens=num_queued_tokens,
+        num_interactive_tokens=num_interactive_tokens,
         prefilling=None if prefill_rate is None else Prefilling(step_s=0.0, rate=prefill_rate),
+        decoding=decoding,
+        is_draining=is_draining,
         gauges={"pages.held": 3.0},
         counters={"steps_total": 7.0},
     )
@@ -122,6 +132,7 @@ class ScriptedInstance:
         self.is_hung = False  # reads nothing, says nothing
         self.prefill_rate: float | None = None  # at which it prefills, it says
         self.num_queued_tokens = 0  # to be prefilled, it says
+        self.is_draining = False
         self._status_s = status_s
         self._gateways: set[str] = set()
         self._endpoint = endpoint
@@ -184,7 +195,17 @@ class ScriptedInstance:
         return self.all_heard(kind)[count - 1]
 
     def status(self) -> Status:
-        return status(self.uuid, num_queued_tokens=self.num_queued_tokens, prefill_rate=self.prefill_rate)
+        return status(
+            self.uuid,
+            num_queued_tokens=self.num_queued_tokens,
+            prefill_rate=self.prefill_rate,
+            is_draining=self.is_draining,
+        )
+
+    def drain(self) -> None:
+        """From now on nothing new, it says; what is asked all the same is refused."""
+        self.is_draining = True
+        self.say(self.status())
 
     def hear(self, message: GatewayMessage) -> None:
         """What a subclass answers."""
@@ -199,6 +220,8 @@ class ScriptedInstance:
                 self.say(self.announce)
             if not isinstance(message, Beat) or not self.all_heard(Beat):
                 self.heard.append(message)
+            if isinstance(message, Drain):
+                self.drain()
             self.hear(message)
 
     async def _beat(self) -> None:
@@ -237,7 +260,7 @@ class ScriptedPrefiller(ScriptedInstance):
     async def _answer(self, reserve: Reserve) -> None:
         if self.grant_delay_s:
             await asyncio.sleep(self.grant_delay_s)
-        if self.num_waits > 0 or len(self.open_leases) >= self.max_leases:
+        if self.is_draining or self.num_waits > 0 or len(self.open_leases) >= self.max_leases:
             self.num_waits -= 1
             self.say(Wait(sender=self.uuid, request_id=reserve.request_id, num_queued_tokens=0))
             return
@@ -252,8 +275,11 @@ class ScriptedPrefiller(ScriptedInstance):
         assert self.granted[lease] == request_id, "a lease of another request"
         self.used.append(lease)
         if self.tells_prefilled:
-            self.say(Prefilled(sender=self.uuid, request_id=request_id, num_computed=1, queue_s=0.001, prefill_s=0.002))
+            self.say_prefilled(request_id)
         return True
+
+    def say_prefilled(self, request_id: str) -> None:
+        self.say(Prefilled(sender=self.uuid, request_id=request_id, num_computed=1, queue_s=0.001, prefill_s=0.002))
 
 
 class ScriptedDecoder(ScriptedInstance):
@@ -294,6 +320,7 @@ class ScriptedDecoder(ScriptedInstance):
             num_running=len(self.running),
             num_queued_tokens=self.num_queued_tokens,
             prefill_rate=self.prefill_rate,
+            is_draining=self.is_draining,
         )
 
     def hear(self, message: GatewayMessage) -> None:
@@ -313,7 +340,7 @@ class ScriptedDecoder(ScriptedInstance):
         if self.rejects is not None:
             field, text = self.rejects
             self.say(Rejected(sender=self.uuid, request_id=request_id, field=field, text=text))
-        elif self.num_no_rooms > 0 or len(self.running) >= self.max_running:
+        elif self.is_draining or self.num_no_rooms > 0 or len(self.running) >= self.max_running:
             self.num_no_rooms -= 1
             self.say(NoRoom(sender=self.uuid, request_id=request_id, num_free_pages=0))
         else:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from scripted_instance import LIMITS, MODEL, announce, status
 
-from headrace.gateway.instances import Came, Instances, Left, Stranger, TurnedAway
+from headrace.gateway.instances import Came, Drains, Instances, Left, Stranger, TurnedAway
 from headrace.gateway.options import Timings
 from headrace.protocol.control import CONTROL_VERSION, Goodbye, Limits, NoRoom, Role
 
@@ -178,3 +178,27 @@ def test_the_first_to_come_says_which_weights_are_served() -> None:
     instances.take(announce("decoder", D1, fingerprint="g"), 0.0)
     (turned,) = instances.take(announce("prefiller", P2), 0.0)
     assert isinstance(turned, TurnedAway)
+
+
+def test_one_that_drains_is_here_and_is_given_nothing_until_it_leaves() -> None:
+    instances = table()
+    here(instances, ("decoder", D1), ("prefiller", P1))
+    (drains,) = instances.take(status(D1, is_draining=True), 1.0)
+    assert isinstance(drains, Drains) and drains.instance.uuid == D1
+    assert instances.take(status(D1, is_draining=True), 1.5) == []
+    instances.take(status(P1, is_draining=True), 1.5)
+    assert instances.decoders() == [] and instances.prefillers() == [] and instances.limits() is None
+    assert {instance.uuid for instance in instances.alive()} == {D1, P1}
+    assert told(instances.take(Goodbye(sender=D1), 2.0)) == [("Left", "it said goodbye")]
+
+
+def test_one_that_drains_and_is_silent_for_a_while_is_given_nothing_when_it_is_back() -> None:
+    instances = table()
+    here(instances, ("decoder", D1))
+    instances.take(status(D1, is_draining=True), 0.0)
+    instances.expire(0.0)
+    for now in (0.9, 1.8, 2.7):
+        instances.expire(now)
+    assert instances.get(D1) is None
+    assert told(instances.take(status(D1, is_draining=True), 3.0)) == [("Came", "")]
+    assert instances.decoders() == [] and instances.get(D1) is not None

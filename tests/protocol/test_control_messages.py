@@ -21,6 +21,8 @@ from headrace.protocol.control import (
     Announce,
     Beat,
     ControlMessage,
+    Decoding,
+    Drain,
     Finished,
     GatewayMessage,
     Generate,
@@ -41,6 +43,7 @@ from headrace.protocol.control import (
     Role,
     Sampling,
     Status,
+    Successor,
     Tokens,
     UsePrefiller,
     Wait,
@@ -62,6 +65,8 @@ ANNOUNCE = Announce(
     model="smollm2",
     fingerprint="f00d",
     limits=LIMITS,
+    tp=1,
+    dp=1,
     fabric_address=b"\x00\xff",
     host="boot/1",
     pid=17,
@@ -73,7 +78,10 @@ STATUS = Status(
     num_running=0,
     num_waiting=1,
     num_queued_tokens=512,
-    prefilling=Prefilling(step_s=0.01, rate=1500.0),
+    num_interactive_tokens=12,
+    prefilling=Prefilling(step_s=0.01, rate=1500.0, chunk_tokens=256),
+    decoding=Decoding(step_s=0.01, row_s=0.001, key_s=1e-6, num_rows=4, num_keys=900, num_interactive=1),
+    is_draining=False,
     gauges={"skew": -1.5, "most": 1.7976931348623157e308},
     counters={"steps": 0.0, "bytes": 1e15},
 )
@@ -99,6 +107,7 @@ FINISHED = Finished(
     cached_tokens=16,
     waterfall=Waterfall(fetch_s=0.5, local_prefill_s=0.0, hand_over_s=0.01, first_step_s=0.02),
 )
+DRAIN = Drain(sender=UUID, successor=Successor(role="decoder", name="decoder-3", tpot_s=0.05, max_stall_s=None))
 PREFILLERS = Prefillers(sender=UUID, prefillers=(PrefillerAddress(uuid=UUID, fabric_address=b"\x01"),))
 RESERVE = Reserve(sender=UUID, request_id="r", num_tokens=9, tier="flex", remaining_s=0.0)
 USE_PREFILLER = UsePrefiller(sender=UUID, request_id="r", prefill=FROM)
@@ -118,6 +127,7 @@ FROM_INSTANCE: list[InstanceMessage] = [
 ]
 FROM_GATEWAY: list[GatewayMessage] = [
     Beat(sender=UUID),
+    DRAIN,
     PREFILLERS,
     RESERVE,
     ReturnLease(sender=UUID, lease="1"),
@@ -228,6 +238,7 @@ INNER: list[tuple[ControlMessage, str]] = [
     (GENERATE, "prefill"),
     (USE_PREFILLER, "prefill"),
     (PREFILLERS, "prefillers"),
+    (DRAIN, "successor"),
 ]
 
 
@@ -333,6 +344,7 @@ def test_a_limit_of_nothing_is_refused_by_name(name: str) -> None:
 
 LONGEST: dict[str, dict[str, int]] = {
     "Announce": {"name": 256, "model": 256, "fingerprint": 256, "host": 256, "fabric_address": 512},
+    "Drain": {"name": 256},
     "Prefillers": {"fabric_address": 512},
     "Rejected": {"request_id": 256, "field": 256, "text": 1024},
     "Finished": {"request_id": 256, "text": 1024},

@@ -41,6 +41,8 @@ def announce() -> Announce:
         model="tiny",
         fingerprint="f",
         limits=limits,
+        tp=1,
+        dp=1,
         fabric_address=b"",
         host="here",
         pid=1,
@@ -56,6 +58,9 @@ def status() -> Status:
         num_waiting=0,
         num_queued_tokens=0,
         prefilling=None,
+        num_interactive_tokens=0,
+        decoding=None,
+        is_draining=False,
         gauges={},
         counters={},
     )

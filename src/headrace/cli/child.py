@@ -10,21 +10,24 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+HEADRACE = (sys.executable, "-P", "-m", "headrace")
+"""-P: a folder named headrace where the person happens to stand is not this package."""
 
 GUARD = 'exec >/dev/null 2>&1; trap "" HUP INT TERM; read -r _; rm -rf -- "$1"; kill -KILL 0'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """What is to run. `restarts`: the others can do without it for a while."""
+    """What is to run."""
 
     name: str
     command: tuple[str, ...]
-    restarts: bool
 
 
 class Running:

@@ -11,6 +11,7 @@ from typing import Annotated, cast
 import typer
 
 from headrace.cli import options as opt
+from headrace.cli.chaos.command import chaos_command
 from headrace.cli.check import check_command
 from headrace.cli.deployed import as_deployed, read_deployed
 from headrace.cli.fabric.app import fabric_app
@@ -18,10 +19,13 @@ from headrace.cli.fetching import fetch_model
 from headrace.cli.loading import loading
 from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
 from headrace.cli.network import require_endpoint, require_free_port
+from headrace.cli.operating import drain_command, role_command, status_command
 from headrace.cli.profile.command import profile_step_command
 from headrace.cli.run_directory import default_control, shared_weights_directory
 from headrace.cli.serve import ServeOptions, Sizes, serve
+from headrace.cli.successor import succeed
 from headrace.cli.transports import plan_reach
+from headrace.gateway.budgets import Tiers, budget_of
 from headrace.gateway.options import GatewayOptions
 from headrace.kvcache.layout import KVDtype
 from headrace.model.builtin import BUILTIN_NAME
@@ -62,6 +66,7 @@ def serve_command(
     context: typer.Context,
     *,
     deployment: opt.DeploymentFile = None,
+    gateways: opt.NumGateways = 1,
     prefillers: opt.Prefillers = None,
     decoders: opt.Decoders = 1,
     colocated: opt.Colocated = False,
@@ -89,9 +94,13 @@ def serve_command(
     cpus: opt.Cpus = None,
     max_queued: opt.MaxQueued = GATEWAY.max_queued,
     deadline: opt.Deadline = GATEWAY.deadline_s,
+    interactive_ttft_ms: opt.InteractiveTtftMs = None,
+    interactive_tpot_ms: opt.InteractiveTpotMs = None,
+    flex_ttft_ms: opt.FlexTtftMs = None,
+    flex_tpot_ms: opt.FlexTpotMs = None,
     log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> int:
-    """A gateway and its instances on this machine: an OpenAI-compatible server. Ctrl-C ends all of them."""
+    """Gateways and their instances on this machine: an OpenAI-compatible server. Ctrl-C ends all of them."""
     configure_logging(log_level, "serve")
     deployed = None if deployment is None else read_deployed(deployment, given=_given(context))
     model = model if deployed is None else deployed.model
@@ -104,6 +113,7 @@ def serve_command(
         max_model_len=max_model_len,
         host=host,
         port=port,
+        gateways=gateways,
         prefillers=prefillers,
         decoders=decoders,
         colocated=colocated,
@@ -123,6 +133,12 @@ def serve_command(
         cpus=cpus.numbers if cpus else (),
         max_queued=max_queued,
         deadline_s=deadline,
+        tiers=Tiers(
+            budgets={
+                "interactive": budget_of(interactive_ttft_ms, interactive_tpot_ms),
+                "flex": budget_of(flex_ttft_ms, flex_tpot_ms),
+            }
+        ),
         log_level=log_level,
     )
     return 0 if serve(options if deployed is None else as_deployed(options, deployed)) else 1
@@ -140,6 +156,11 @@ def gateway(
     insecure: opt.Insecure = False,
     max_queued: opt.MaxQueued = GATEWAY.max_queued,
     deadline: opt.Deadline = GATEWAY.deadline_s,
+    interactive_ttft_ms: opt.InteractiveTtftMs = None,
+    interactive_tpot_ms: opt.InteractiveTpotMs = None,
+    flex_ttft_ms: opt.FlexTtftMs = None,
+    flex_tpot_ms: opt.FlexTpotMs = None,
+    key_tier: opt.KeyTiers = None,
     log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> None:
     """One gateway: HTTP on one side, instances on the other."""
@@ -156,6 +177,13 @@ def gateway(
         model=served_name or default_served_name(model),
         max_queued=max_queued,
         deadline_s=deadline,
+        tiers=Tiers(
+            budgets={
+                "interactive": budget_of(interactive_ttft_ms, interactive_tpot_ms),
+                "flex": budget_of(flex_ttft_ms, flex_tpot_ms),
+            },
+            keys={one.digest: one.tier for one in key_tier or ()},
+        ),
     )
     # Function-local: a role is loaded when all is right, and only the one that is to run.
     with loading():
@@ -216,7 +244,7 @@ def prefiller(
     with loading():
         from headrace.roles.prefiller import run_prefiller  # see gateway
 
-    run_prefiller(options)
+    succeed(run_prefiller(options), options, insecure=insecure, log_level=log_level)
 
 
 @app.command()
@@ -278,8 +306,8 @@ def decoder(
         page_size=page_size,
         chunk_tokens=chunk_tokens,
         max_running=max_running,
-        tpot_s=_in_seconds(tpot_ms),
-        max_stall_s=_in_seconds(max_stall_ms),
+        tpot_s=opt.in_seconds(tpot_ms),
+        max_stall_s=opt.in_seconds(max_stall_ms),
         kv_memory_bytes=kv_memory,
         threads=threads,
         cpus=opt.cpus_of(cpus.numbers if cpus else (), num_threads=threads, num_ranks=tp * dp),
@@ -288,7 +316,7 @@ def decoder(
     with loading():
         from headrace.roles.decoder import run_decoder  # see gateway
 
-    run_decoder(options)
+    succeed(run_decoder(options), options, insecure=insecure, log_level=log_level)
 
 
 @app.command(hidden=True)
@@ -309,8 +337,12 @@ def rank(
     run_rank(lead_pid=lead_pid, lead_fd=lead_fd, pulse_fd=pulse_fd, steps_fd=steps_fd)
 
 
+app.command("status")(status_command)
+app.command("drain")(drain_command)
+app.command("role")(role_command)
 app.command("check")(check_command)
 app.command("profile-step")(profile_step_command)
+app.command("chaos")(chaos_command)
 app.add_typer(fabric_app, name="fabric")
 
 
@@ -322,10 +354,6 @@ def _given(context: typer.Context) -> set[str]:
     """What the person wrote: no default."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-
-
-def _in_seconds(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1e3
 
 
 def _gateways(endpoints: Sequence[str] | None, *, insecure: bool) -> tuple[str, ...]:

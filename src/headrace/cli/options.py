@@ -14,9 +14,11 @@ import typer
 from headrace.cli.logs import LEVELS
 from headrace.cli.values import (
     CpuNumbers,
+    KeyTier,
     TransportNames,
     cpu_list,
     in_units,
+    key_tier,
     milliseconds,
     one_of,
     plain_name,
@@ -35,6 +37,8 @@ from headrace.roles.options import InstanceOptions, Transfer, Transport
 
 INSTANCE_DEFAULTS: Final = InstanceOptions(role="decoder", name="", gateways=(), model_dir=Path(), model="")
 GATEWAY_DEFAULTS: Final = GatewayOptions(control="", tokenizer=Path(), model="")
+
+MOST_GATEWAYS = 16
 
 MODEL_PANEL = "Model"
 MEMORY_PANEL = "Memory and batches"
@@ -194,6 +198,15 @@ Control = Annotated[
         show_default=False,
     ),
 ]
+RunningControl = Annotated[
+    str | None,
+    _option(
+        *("--control", "ENDPOINT", "A gateway's --control; without it, that of the one gateway that you run here."),
+        PLACE_PANEL,
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines, instead of tables.")]
 Gateways = Annotated[
     list[str] | None,
     _option(
@@ -245,6 +258,13 @@ DeploymentFile = Annotated[
         show_default=False,
     ),
 ]
+NumGateways = Annotated[
+    int,
+    _option(
+        *("--gateways", "N", "Servers before the same instances, at --port and the next ones.", PROCESS_PANEL),
+        parser=whole_number(least=1, most=MOST_GATEWAYS),
+    ),
+]
 Prefillers = Annotated[
     int | None,
     _option(
@@ -274,6 +294,29 @@ ProcessName = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _promise(tier: str, latency: str, what: str) -> Any:  # noqa: ANN401 (typer's)
+    return _option(
+        *(f"--{tier}-{latency}-ms", "MS", f"{what} of {tier} requests: a budget. Without it, none.", PROCESS_PANEL),
+        parser=milliseconds,
+        show_default=False,
+    )
+
+
+InteractiveTtftMs = Annotated[float | None, _promise("interactive", "ttft", "Time to first token")]
+InteractiveTpotMs = Annotated[float | None, _promise("interactive", "tpot", "Mean time of a further token")]
+FlexTtftMs = Annotated[float | None, _promise("flex", "ttft", "Time to first token")]
+FlexTpotMs = Annotated[float | None, _promise("flex", "tpot", "Mean time of a further token")]
+KeyTiers = Annotated[
+    list[KeyTier] | None,
+    _option(
+        *("--key-tier", "SHA256=TIER", "An API key's digest, and the tier of its requests. Once for each."),
+        PROCESS_PANEL,
+        parser=key_tier,
+        show_default=False,
+    ),
+]
 MaxQueued = Annotated[
     int,
     _option(
@@ -299,6 +342,17 @@ def refuse_with_colocated(given: Mapping[str, object]) -> None:
     for field, value in given.items():
         if value is not None:
             raise InputError(field, "must be left out with --colocated: no KV travels then")
+
+
+def refuse_with_prefiller(role: str, given: Mapping[str, object]) -> None:
+    """Raises InputError where one of these options of a decoder was given for another role."""
+    for field, value in given.items():
+        if value is not None and role == "prefiller":
+            raise InputError(field, "must be left out for a prefiller: it bounds steps that decode")
+
+
+def in_seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3
 
 
 def cpus_of(cpus: Sequence[int], *, num_threads: int, num_ranks: int = 1) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ owner only, which is all the protection that control messages have.
 import logging
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from headrace.cli.network import require_socket_path
 from headrace.errors import InputError
 
 CONTROL_SOCKET = "control.sock"
+SERVE_PREFIX = "serve-"
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,35 @@ def default_control() -> str:
     return f"ipc://{path}"
 
 
+def running_control() -> str:
+    """Where the one gateway of this user listens, or any of its one `serve`. Raises InputError."""
+    folder = user_directory()
+    places = (folder, *sorted(folder.glob(f"{SERVE_PREFIX}*")))
+    found = [path for place in places if (path := _first_listened_at(place)) is not None]
+    if not found:
+        raise InputError("control", f"must be said: no gateway of this user listens in {folder}")
+    if len(found) > 1:
+        raise InputError("control", f"must be said, one of {', '.join(f'ipc://{path}' for path in found)}")
+    return f"ipc://{found[0]}"
+
+
+def _first_listened_at(place: Path) -> Path | None:
+    return next((path for path in sorted(place.glob("control*.sock")) if _is_listened_at(path)), None)
+
+
+def _is_listened_at(path: Path) -> bool:
+    """A socket's file outlives a process that was killed."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:
+            return True  # its backlog is full
+        except OSError:
+            return False
+    return True
+
+
 def shared_weights_directory() -> Path | None:
     """Where instances of one user find each other's packed weights; None where there is no folder that is ours alone,
     which only those need who rely on it."""
@@ -59,7 +90,7 @@ def shared_weights_directory() -> Path | None:
 @contextmanager
 def private_directory() -> Iterator[Path]:
     """For the processes of one `serve`; removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="serve-", dir=user_directory()))
+    folder = Path(tempfile.mkdtemp(prefix=SERVE_PREFIX, dir=user_directory()))
     try:
         require_socket_path("XDG_RUNTIME_DIR", folder / CONTROL_SOCKET)
         yield folder

@@ -3,7 +3,8 @@
 Owns the processes and nothing that they say. Runs on one asyncio loop. The life of a child:
 
     starting   until `bring_up` returns; a child that ends before that ends everything
-    running    one that may restart is started again when it ends, later and later; another one ends everything
+    running    started again when it ends, later and later: the others can do without any of them for a while
+    succeeded  it has left word before it ended: nobody comes after it (it was drained), or another command at once
     stopping   SIGTERM, five seconds, SIGKILL; a second signal from outside: SIGKILL at once
 """
 
@@ -15,11 +16,12 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.cli.child import Child, Running, guard_of
 from headrace.cli.failure import ERROR_FILE
+from headrace.cli.successor import SUCCESSOR_FILE, read_word
 from headrace.errors import HeadraceError
 from headrace.roles.exit_status import described
 
@@ -30,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class ChildEnded(HeadraceError):
-    """A process ended without which the others are of no use. `status`: what to end with ourselves."""
+    """A process ended before all were ready, or the guard. `status`: what to end with ourselves."""
 
     def __init__(self, text: str, *, status: int) -> None:
         super().__init__(text)
@@ -61,7 +63,7 @@ class Supervisor:
         self._children = children
         self._directory = directory
         self._timing = timing or Timing()
-        self._running: dict[str, Running] = {}
+        self._running: dict[Child, Running] = {}
         self._is_up = False
         self._is_stopping = False
         self._signalled_at: float | None = None
@@ -100,15 +102,24 @@ class Supervisor:
     # ---- children ----------------------------------------------------------------------------------------------
 
     async def _keep(self, child: Child, *, group: int) -> None:
-        """Run it; where it may restart, again and again."""
+        """Run it, again and again."""
         num_failures = 0
         while not self._is_stopping:
+            self._successor_file(child).unlink(missing_ok=True)
             began = self._timing.clock()
             status = await self._one_life(child, group=group)
             if self._is_stopping:
                 return
+            word = read_word(self._successor_file(child)) if self._is_up else None
+            if word is not None:
+                if word.command is None:
+                    _log.info("%s has left: it was drained", child.name)
+                    return
+                _log.info("%s was drained; it goes on as %s", child.name, word.name)
+                child, num_failures = replace(child, name=word.name, command=word.command), 0
+                continue
             how = self._last_words(child) or f"{child.name} {described(status)}"
-            if not (self._is_up and child.restarts):
+            if not self._is_up:
                 self._end_with(ChildEnded(how, status=2 if status == 2 else 1))
                 return
             ran_long = self._timing.clock() - began >= self._timing.forgiven_after_s
@@ -119,15 +130,22 @@ class Supervisor:
 
     async def _one_life(self, child: Child, *, group: int) -> int:
         self._words_file(child).unlink(missing_ok=True)
-        environment = {**os.environ, ERROR_FILE: str(self._words_file(child))}
+        environment = {
+            **os.environ,
+            ERROR_FILE: str(self._words_file(child)),
+            SUCCESSOR_FILE: str(self._successor_file(child)),
+        }
         process = Running(child.command, group=group, environment=environment)
-        self._running[child.name] = process
+        self._running[child] = process
         status = await process.wait()
-        del self._running[child.name]
+        del self._running[child]
         return status
 
     def _words_file(self, child: Child) -> Path:
         return self._directory / f"{child.name}.error"
+
+    def _successor_file(self, child: Child) -> Path:
+        return self._directory / f"{child.name}.successor"
 
     def _last_words(self, child: Child) -> str | None:
         with contextlib.suppress(FileNotFoundError):
@@ -178,7 +196,7 @@ class Supervisor:
             process.send(signal.SIGTERM)
         ended, hurry = asyncio.create_task(self._all_ended()), asyncio.create_task(self._hurry.wait())
         await asyncio.wait((ended, hurry), timeout=self._timing.grace_s, return_when=asyncio.FIRST_COMPLETED)
-        late = sorted(name for name, process in self._running.items() if process.is_alive)
+        late = sorted(child.name for child, process in self._running.items() if process.is_alive)
         for task in (ended, hurry):
             task.cancel()
         if late:

@@ -5,6 +5,7 @@ in          app (paths), connection (body), intake: openai_requests, openai_fiel
 out         choices (text: stop strings) -> answers: whole or events (openai_answers, openai_errors)
 between     generation: all that HTTP side and dispatch side say to each other
 dispatch    its loop over the control socket; exchange: instances, the line of who waits, attempts under way
+operators   operator_desk: how the deployment stands, what is to change in it
 routing     route, of what instances tell and of what is observed of them (affinity: who has which prefix)
 a request   life: admit, placing (patience), attempt after attempt (each an errand); figures, metrics
 """

@@ -82,6 +82,11 @@ class Attempt:
         self._arrived: list[Arrived] = []
         self._num_tokens = 0
 
+    @property
+    def num_tokens(self) -> int:
+        """That came of it."""
+        return self._num_tokens
+
     # ---- what the request asks ---------------------------------------------------------------------------------
 
     def reserve(self, prefiller: Uuid, now: float) -> None:

@@ -12,18 +12,17 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import NoReturn, Self
 
+from headrace.gateway.budgets import TIERS
 from headrace.gateway.control import ControlSocket
 from headrace.gateway.exchange import DispatchStatistics, Exchange
 from headrace.gateway.generation import Generation, Progress
 from headrace.gateway.instances import Instance
 from headrace.gateway.life import live
-from headrace.gateway.line import TIERS
 from headrace.gateway.metrics import GatewayMetrics
+from headrace.gateway.operator_desk import OperatorDesk
 from headrace.gateway.options import DEFAULT_TIMINGS, GatewayOptions, Timings
 from headrace.protocol.control import Limits
-
-MAX_MESSAGES_A_TURN = 64
-"""Read in one go before requests and timers get their turn."""
+from headrace.protocol.operator import OperatorMessage
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +45,7 @@ class Dispatcher:
             send=self._control.send,
             now=time.monotonic(),
         )
+        self._desk = OperatorDesk(self._options, self._exchange)
         self.metrics.expose(self)
         self._running = asyncio.create_task(self._run(), name="dispatch")
         _log.info("%s serves %s, control at %s", self._options.name, self._options.model, self._control.endpoint)
@@ -119,8 +119,11 @@ class Dispatcher:
 
     async def _receive(self) -> None:
         while True:
-            for _ in range(MAX_MESSAGES_A_TURN):
-                self._exchange.take(await self._control.receive(), time.monotonic())
+            for message in await self._control.receive():
+                if isinstance(message, OperatorMessage):
+                    self._control.send(message.sender, self._desk.answer(message, time.monotonic()))
+                else:
+                    self._exchange.take(message, time.monotonic())
             await asyncio.sleep(0)
 
     async def _beat(self) -> None:

@@ -10,14 +10,14 @@ Owned by the gateway's loop; plain calls that take `now`. What it does with a me
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from headrace.errors import InputError
 from headrace.gateway.attempt import Attempt, RequestMessage
 from headrace.gateway.control import Fault
-from headrace.gateway.instances import Came, Change, Instance, Instances, Left, Stranger, TurnedAway
+from headrace.gateway.instances import Came, Change, Drains, Instance, Instances, Left, Stranger, TurnedAway
 from headrace.gateway.line import Line
 from headrace.gateway.observed import Observed
 from headrace.gateway.options import Timings
@@ -181,6 +181,9 @@ class Exchange:
             case Left(instance, reason):
                 _log.info("%s has left: %s", instance, reason)
                 self._left(instance, reason)
+            case Drains(instance):
+                _log.info("%s drains: it takes nothing new", instance)
+                self._look_for_decoders()
             case TurnedAway(instance, reason):
                 _log.warning("%s is turned away: %s", instance, reason)
             case Stranger(uuid):
@@ -188,20 +191,24 @@ class Exchange:
         self.line.wake_heads()
 
     def _came(self, instance: Instance) -> None:
-        if instance.decodes:
-            self.no_decoder_since = None
+        self._look_for_decoders()
         self._greet(instance)
         if instance.announce.role == "prefiller":
             self._tell_prefillers(*self.instances.of_role("decoder"))
 
     def _left(self, instance: Instance, reason: str) -> None:
         self.observed.left(instance.uuid)
-        if instance.decodes and not self.instances.decoders():
-            self.no_decoder_since = self._now
+        self._look_for_decoders()
         for attempt in list(self._attempts.values()):
             attempt.gone(instance.uuid, reason, self._now)
         if instance.announce.role == "prefiller":
             self._tell_prefillers(*self.instances.of_role("decoder"))
+
+    def _look_for_decoders(self) -> None:
+        if self.instances.decoders():
+            self.no_decoder_since = None
+        elif self.no_decoder_since is None:
+            self.no_decoder_since = self._now
 
     def _greet(self, instance: Instance) -> None:
         self.tell(instance.uuid, Beat(sender=self.uuid))
@@ -265,8 +272,12 @@ class Exchange:
             return
         observed, prompt = self.observed, attempt.prompt
         others = [view for view in observed.prefillers(prompt) if view.uuid != message.prefiller]
-        decoder = next(view for view in observed.decoders(prompt) if view.uuid == message.sender)
-        prefiller = choose_prefiller(decoder, others, attempt.errand.wanted, observed.transfers(self._now))
+        decoder = self.instances.get(message.sender)
+        if decoder is None:
+            return
+        prefiller = choose_prefiller(
+            observed.decoder(decoder, prompt), others, attempt.errand.wanted, observed.transfers(self._now)
+        )
         attempt.replace_prefiller(prefiller, self._now, answer_by=self._now + self.timings.need_prefill_s)
 
     def _late(self, message: RequestMessage) -> None:
@@ -277,6 +288,12 @@ class Exchange:
                 self.tell(message.sender, ReturnLease(sender=self.uuid, lease=message.lease))
             case Accepted() | Tokens() | NeedPrefill():
                 self.tell(message.sender, Abort(sender=self.uuid, request_id=message.request_id))
+
+    # ---- state shows itself ------------------------------------------------------------------------------------
+
+    def attempts(self) -> Collection[Attempt]:
+        """Of all requests that are under way, in the order in which they began."""
+        return self._attempts.values()
 
     @property
     def num_running(self) -> int:

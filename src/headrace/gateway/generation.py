@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from headrace.errors import HeadraceError
+from headrace.gateway.budgets import NO_BUDGET, Budget
 from headrace.protocol.control import Limits, Sampling
 from headrace.protocol.messages import Tier
 
@@ -25,6 +26,7 @@ class Generation:
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
     tier: Tier
+    budget: Budget = NO_BUDGET
     deadline_s: float
 
 

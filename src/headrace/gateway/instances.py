@@ -4,6 +4,7 @@ Owned by the gateway's loop; every call takes `now`, and tells what changed. The
 
     Announce        alive, or refused where it differs from the others (kept, and looked at again: they may leave)
     any message     heard; one that was taken for gone is alive again
+    a Status        may tell that it drains: then it is alive until it leaves, and takes nothing new
     silence         absent: its requests are over; what it said of itself is kept for a while
     Goodbye         forgotten at once
 """
@@ -41,6 +42,15 @@ class Instance:
         return self.announce.role != "prefiller"
 
     @property
+    def is_draining(self) -> bool:
+        return self.status is not None and self.status.is_draining
+
+    @property
+    def is_open(self) -> bool:
+        """New work may be given to it."""
+        return self.is_alive and not self.is_draining
+
+    @property
     def described(self) -> str:
         """For people: what it serves, and how much it holds."""
         limits, told = self.announce.limits, self.announce
@@ -70,6 +80,13 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Drains:
+    """It takes nothing new from now on, and leaves when what it has is done."""
+
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True)
 class TurnedAway:
     """It differs from what is served here. Told once for each reason."""
 
@@ -84,7 +101,7 @@ class Stranger:
     uuid: Uuid
 
 
-Change = Came | Left | TurnedAway | Stranger
+Change = Came | Left | Drains | TurnedAway | Stranger
 
 
 class Instances:
@@ -109,9 +126,11 @@ class Instances:
         if instance is None:
             return [Stranger(message.sender)] if isinstance(message, Status) else []
         instance.heard_at = now
+        was_open = instance.is_open
         if isinstance(message, Status):
             instance.stands(message)
-        return self._let_in(instance)
+        changes = self._let_in(instance)
+        return [*changes, Drains(instance)] if was_open and instance.is_draining else changes
 
     def _announced(self, announce: Announce, now: float) -> list[Change]:
         changes: list[Change] = []
@@ -207,18 +226,23 @@ class Instances:
         """In the order in which they were first heard of."""
         return (instance for instance in self._known.values() if instance.is_alive)
 
+    def known(self) -> Iterator[Instance]:
+        """Those that are absent or refused too, in the same order."""
+        return iter(self._known.values())
+
     def of_role(self, *roles: Role) -> list[Instance]:
         return [instance for instance in self.alive() if instance.announce.role in roles]
 
     def decoders(self) -> list[DecoderView]:
-        return [_decoder_view(instance) for instance in self.alive() if instance.decodes]
+        """Those that take new requests, as the next two."""
+        return [decoder_view(instance) for instance in self.alive() if instance.decodes and instance.is_open]
 
     def prefillers(self) -> list[PrefillerView]:
-        return [_prefiller_view(instance) for instance in self.of_role("prefiller")]
+        return [_prefiller_view(instance) for instance in self.of_role("prefiller") if instance.is_open]
 
     def limits(self) -> Limits | None:
         """Of the decoder that holds the shortest sequences; None while there is none."""
-        limits = [instance.announce.limits for instance in self.alive() if instance.decodes]
+        limits = [instance.announce.limits for instance in self.alive() if instance.decodes and instance.is_open]
         return min(limits, key=longest_sequence, default=None)
 
     def __repr__(self) -> str:
@@ -226,7 +250,7 @@ class Instances:
         return f"Instances({alive} alive, {len(self._known) - alive} absent or refused)"
 
 
-def _decoder_view(instance: Instance) -> DecoderView:
+def decoder_view(instance: Instance) -> DecoderView:
     limits, status = instance.announce.limits, instance.status
     num_pages = limits.pool_tokens // limits.page_size
     free = num_pages if status is None else status.num_free_pages

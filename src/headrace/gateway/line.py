@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from headrace.gateway.budgets import TIERS
 from headrace.protocol.messages import Tier
-
-TIERS: tuple[Tier, ...] = ("interactive", "flex")
 
 
 @dataclass(order=True, slots=True)

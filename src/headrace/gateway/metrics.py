@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.gateway.budgets import TIERS
 from headrace.gateway.exchange import DispatchStatistics
 from headrace.gateway.instances import Instance
 from headrace.gateway.route import Price
@@ -45,8 +46,11 @@ class GatewayMetrics:
             ["kind"],
             registry=self._registry,
         )
+        # Of every token: not looked up anew for each.
+        self._completion_tokens = self._tokens.labels("completion")
         self._ttft = self._histogram("ttft", "Admission to first token", REQUEST_BUCKETS_S, ["tier"])
         self._itl = self._histogram("itl", "Between two arrivals of tokens", TOKEN_BUCKETS_S, ["tier"])
+        self._itl_of = {tier: self._itl.labels(tier) for tier in TIERS}
         self._tpot = self._histogram(
             "tpot", "Mean time of a request's tokens after its first", TOKEN_BUCKETS_S, ["tier"]
         )
@@ -85,7 +89,7 @@ class GatewayMetrics:
     def first_tokens(self, tier: Tier, ttft_s: float, num_tokens: int, *, prompt_tokens: int) -> None:
         self._ttft.labels(tier).observe(ttft_s)
         self._tokens.labels("prompt").inc(prompt_tokens)
-        self._tokens.labels("completion").inc(num_tokens)
+        self._completion_tokens.inc(num_tokens)
 
     def predicted(self, price: Price, ttft_s: float) -> None:
         """The first token came so long after its routing."""
@@ -95,8 +99,8 @@ class GatewayMetrics:
         self._prediction_error.labels(came).observe(abs(ttft_s - price.ttft_s))
 
     def next_tokens(self, tier: Tier, itl_s: float, num_tokens: int) -> None:
-        self._itl.labels(tier).observe(itl_s)
-        self._tokens.labels("completion").inc(num_tokens)
+        self._itl_of[tier].observe(itl_s)
+        self._completion_tokens.inc(num_tokens)
 
     def over(self, tier: Tier, outcome: Outcome, *, tpot_s: float | None) -> None:
         """`tpot_s` is known of every request that had two tokens, however it ended: a stop string's is no worse."""
@@ -172,6 +176,7 @@ def _figures(instance: Instance) -> dict[str, tuple[Family, float]]:
         "running": status.num_running,
         "waiting": status.num_waiting,
         "queued_tokens": status.num_queued_tokens,
+        "draining": status.is_draining,
     }
     if status.prefilling is not None:
         counts["prefill_tokens_per_second"] = status.prefilling.rate

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from headrace.gateway.affinity import Affinity, Prompt
 from headrace.gateway.attempt import Attempt, RequestMessage
-from headrace.gateway.instances import Instance, Instances
+from headrace.gateway.instances import Instance, Instances, decoder_view
 from headrace.gateway.route import UNMEASURED, DecoderView, Pair, PrefillerView, TransferCost
 from headrace.kvcache.prefix import num_whole_pages
 from headrace.protocol.control import Accepted, Finished, Tokens
@@ -114,14 +114,14 @@ class Observed:
 
     def decoders(self, prompt: Prompt) -> list[DecoderView]:
         """As they stand, and what each of them has of this prompt."""
-        return [
-            replace(
-                view,
-                cached_tokens=self.cached_tokens(view.uuid, prompt),
-                hand_over_s=self._hand_over_s or 0.0,
-            )
-            for view in self._instances.decoders()
-        ]
+        return [self._known_of(view, prompt) for view in self._instances.decoders()]
+
+    def decoder(self, instance: Instance, prompt: Prompt) -> DecoderView:
+        """The same of one of them, which may be draining."""
+        return self._known_of(decoder_view(instance), prompt)
+
+    def _known_of(self, view: DecoderView, prompt: Prompt) -> DecoderView:
+        return replace(view, cached_tokens=self.cached_tokens(view.uuid, prompt), hand_over_s=self._hand_over_s or 0.0)
 
     def prefillers(self, prompt: Prompt) -> list[PrefillerView]:
         """The same."""

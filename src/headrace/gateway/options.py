@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.gateway.budgets import NO_TIERS, Tiers
 from headrace.protocol.control import BEAT_S, SILENCE_S
 
 
@@ -19,6 +20,12 @@ class GatewayOptions:
     model: str
     max_queued: int = 256  # requests that wait for a lease or for pages; the next one gets 429
     deadline_s: float = 600.0  # of a request, where it names none
+    tiers: Tiers = NO_TIERS
+
+    @property
+    def url(self) -> str:
+        """Where it serves HTTP."""
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

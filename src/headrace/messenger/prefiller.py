@@ -479,6 +479,7 @@ class PrefillerMessenger:
             num_tickets=len(self._jobs),
             num_held_pages=self._num_held_pages(self._jobs.values()),
             num_leased_tokens=self._leases.outstanding_tokens,
+            num_interactive_tokens=self._leases.outstanding_of("interactive"),
             num_accepted=self._counts["accepted"],
             num_refused=dict(self._refusals),
             num_closed=self._counts["closed"],

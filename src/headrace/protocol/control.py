@@ -7,6 +7,7 @@ whole, all are idempotent, and deadlines travel as remaining seconds.
     instance -> gateway   Announce until a Beat comes, and again whenever one comes from a gateway that it does not
                           know yet; Status twice a second, whatever the engine does; Goodbye before it leaves
     gateway -> instance   Beat twice a second: an instance aborts the requests of a gateway that has been silent for 2 s
+    gateway -> instance   Drain: it takes nothing new, ends what it runs, says Goodbye; every Status says so meanwhile
     gateway -> decoder    Prefillers{who is alive}: greeted before the first request needs one
     a request             Reserve -> Granted | Wait      with each prefiller's answer, until there is a lease
                           Generate -> Accepted | NoRoom | Rejected, then Tokens .., Finished; Abort at any time
@@ -25,6 +26,7 @@ from headrace.errors import InputError, ProtocolFault
 from headrace.protocol.messages import (
     Blob,
     Count,
+    Degree,
     FabricRole,
     Message,
     Name,
@@ -38,7 +40,7 @@ from headrace.protocol.messages import (
 
 Told = TypeVar("Told")
 
-CONTROL_VERSION = 2
+CONTROL_VERSION = 3
 
 BEAT_S = 0.5
 """Between two Beats, and between two Status messages."""
@@ -90,6 +92,8 @@ class Announce(Message, frozen=True, kw_only=True):
     model: Name  # as named in requests
     fingerprint: Name
     limits: Limits
+    tp: Degree  # ranks of a data-parallel group
+    dp: Degree
     fabric_address: Blob
     host: Name  # equal where pids mean the same
     pid: Positive
@@ -102,6 +106,19 @@ class Prefilling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     step_s: Seconds
     rate: TokensPerSecond  # 0: no chunk is within the budget
+    chunk_tokens: Count = 0  # of a step, at most: what an urgent prompt may have to wait for
+
+
+class Decoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a decode step takes, as it was measured: step_s + row_s * rows + key_s * keys that they read; and who is in
+    it, of the data-parallel group that runs most: all that hold pages, since they come to decode."""
+
+    step_s: Seconds
+    row_s: Seconds
+    key_s: Seconds
+    num_rows: Count
+    num_keys: Count
+    num_interactive: Count  # rows, of all groups
 
 
 class Status(Message, frozen=True, kw_only=True):
@@ -112,7 +129,10 @@ class Status(Message, frozen=True, kw_only=True):
     num_running: Count
     num_waiting: Count
     num_queued_tokens: Count  # prompt tokens leased or waiting to be computed
+    num_interactive_tokens: Count  # those of them that are interactive, and computed first
     prefilling: Prefilling | None  # None: not measured yet
+    decoding: Decoding | None  # of whoever decodes; None: not measured yet
+    is_draining: bool  # takes nothing new, for ever: what is asked of it is answered with Wait or NoRoom
     gauges: Annotated[dict[Name, Gauge], msgspec.Meta(max_length=256)]
     counters: Annotated[dict[Name, Counter], msgspec.Meta(max_length=256)]
 
@@ -234,6 +254,21 @@ class Beat(Message, frozen=True, kw_only=True):
     """Still here."""
 
 
+class Successor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an instance goes on as, in another process and under another uuid. The bounds are a decoder's."""
+
+    role: FabricRole
+    name: Name
+    tpot_s: Seconds | None
+    max_stall_s: Seconds | None
+
+
+class Drain(Message, frozen=True, kw_only=True):
+    """gateway -> instance: leave, without losing a request. `successor` None: for good."""
+
+    successor: Successor | None
+
+
 class PrefillerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where a decoder greets a prefiller, and whom it will find there."""
 
@@ -306,7 +341,7 @@ class UsePrefiller(Message, frozen=True, kw_only=True):
     prefill: PrefillFrom | None
 
 
-GatewayMessage = Beat | Prefillers | Reserve | ReturnLease | Generate | Abort | UsePrefiller
+GatewayMessage = Beat | Drain | Prefillers | Reserve | ReturnLease | Generate | Abort | UsePrefiller
 
 ControlMessage = InstanceMessage | GatewayMessage
 
@@ -315,21 +350,23 @@ _FROM_INSTANCE: msgspec.msgpack.Decoder[InstanceMessage] = msgspec.msgpack.Decod
 _FROM_GATEWAY: msgspec.msgpack.Decoder[GatewayMessage] = msgspec.msgpack.Decoder(GatewayMessage)
 
 
-def encode_control(message: ControlMessage) -> bytes:
+def encode_control(message: Message) -> bytes:
+    """Any of them, and an operator's."""
     return _ENCODER.encode(message)
 
 
 def decode_from_instance(wire: bytes) -> InstanceMessage:
     """Raises ProtocolFault naming the field when `wire` is no such message."""
-    return _decode(_FROM_INSTANCE, wire)
+    return decoded(_FROM_INSTANCE, wire)
 
 
 def decode_from_gateway(wire: bytes) -> GatewayMessage:
     """Raises ProtocolFault naming the field when `wire` is no such message."""
-    return _decode(_FROM_GATEWAY, wire)
+    return decoded(_FROM_GATEWAY, wire)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Told], wire: bytes) -> Told:
+def decoded(decoder: msgspec.msgpack.Decoder[Told], wire: bytes) -> Told:
+    """Raises ProtocolFault."""
     try:
         return decoder.decode(wire)
     except (msgspec.DecodeError, RecursionError) as fault:

@@ -8,6 +8,7 @@ its own thread. The life of a request here:
     TicketFailed  it holds nothing; NeedPrefill -> another ticket, or (answered so, or not in 200 ms) prefilled here
     RequestDone   Finished, the one last word; also after Abort, its deadline, or the loss of its gateway
 
+Once it is told to drain, every Generate is answered with NoRoom, and with the last request's end it leaves.
 A colocated process is the same without messenger and fabric.
 """
 
@@ -39,6 +40,7 @@ from headrace.messenger.outcomes import (
 from headrace.protocol.control import (
     Abort,
     Accepted,
+    Drain,
     Finished,
     FinishReason,
     GatewayMessage,
@@ -54,6 +56,7 @@ from headrace.protocol.control import (
 )
 from headrace.protocol.messages import MOST_REMAINING_S, clipped
 from headrace.roles.calibration import calibrate, has_budget
+from headrace.roles.draining import Drained, Draining
 from headrace.roles.groups import Groups
 from headrace.roles.instance import Instance, open_instance
 from headrace.roles.links import GatewayUuid, Links
@@ -71,15 +74,17 @@ FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"
 _log = logging.getLogger(__name__)
 
 
-def run_decoder(options: InstanceOptions) -> None:
-    """A decoder, or with role "colocated" both phases in one, until SIGINT or SIGTERM. Raises InputError,
-    FabricError, RankLost."""
+def run_decoder(options: InstanceOptions) -> Drained | None:
+    """A decoder, or with role "colocated" both phases in one, until SIGINT or SIGTERM (None), or until it is drained.
+    Raises InputError, FabricError, RankLost."""
+    drain = Draining()
     with stoppable() as process, open_instance(options, on_rank_lost=process.fail) as instance:
-        process.run(lambda: Decoder(instance).run())
+        process.run(lambda: Decoder(instance, drain).run())
+    return drain.over
 
 
 class Decoder:
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, drain: Draining | None = None) -> None:
         options = instance.options
         self._instance = instance
         self._uuid = instance.identity.uuid
@@ -99,6 +104,7 @@ class Decoder:
             salt=instance.salt,
             vocab_size=instance.shape.vocab_size,
         )
+        self._drain = drain or Draining()
         self._served: dict[str, Served] = {}
         self._work = asyncio.Event()
         with ExitStack() as exits:
@@ -124,7 +130,13 @@ class Decoder:
             if has_budget(self._instance.options):
                 await calibrate(self._instance, self._groups.costs)
             beside = [self._links.run()] if self._remote is None else [self._links.run(), self._remote.run()]
-            await keep_turning(self._turn, self._work, beside=beside, leave=self._leave)
+            await keep_turning(
+                self._turn,
+                self._work,
+                beside=beside,
+                until=self._drain.wait(lambda: bool(self._served)),
+                leave=self._leave,
+            )
 
     async def _leave(self) -> None:
         """The process is told to end: no prefiller, on whichever host, is to go on for it."""
@@ -164,6 +176,9 @@ class Decoder:
                 self._on_use_prefiller(gateway, message)
             case Prefillers():
                 self._on_prefillers(gateway, message)
+            case Drain():
+                self._drain.begin(message)
+                self._links.broadcast(self._status())
             case _:
                 _log.warning("a %s is not for a decoder", type(message).__name__)
         self._work.set()
@@ -172,6 +187,9 @@ class Decoder:
         known = self._served.get(generate.request_id)
         if known is not None and known.gateway == gateway:
             return  # repeated
+        if self._drain.has_begun:
+            self._refuse(gateway, generate, num_free_pages=0)
+            return
         try:
             # Raises for an id that is in use, too: another gateway's, or that of a ticket which is not over yet.
             admission = self._groups.try_admit(_engine_request(generate))
@@ -182,12 +200,15 @@ class Decoder:
             self._links.send(gateway, rejected)
             return
         if admission is None:
-            free = self._groups.most_free_pages
-            self._links.send(gateway, NoRoom(sender=self._uuid, request_id=generate.request_id, num_free_pages=free))
+            self._refuse(gateway, generate, num_free_pages=self._groups.most_free_pages)
             return
         served = self._serve(gateway, generate)
         uses_lease = self._place(served, admission, generate.prefill)
         self._accept(served, uses_lease=uses_lease)
+
+    def _refuse(self, gateway: GatewayUuid, generate: Generate, *, num_free_pages: int) -> None:
+        no_room = NoRoom(sender=self._uuid, request_id=generate.request_id, num_free_pages=num_free_pages)
+        self._links.send(gateway, no_room)
 
     def _serve(self, gateway: GatewayUuid, generate: Generate) -> Served:
         served = Served(
@@ -371,7 +392,7 @@ class Decoder:
         self._links.send(served.gateway, accepted)
 
     def _status(self) -> Status:
-        return decoder_status(self._instance, self._groups, self._remote)
+        return decoder_status(self._instance, self._groups, self._remote, is_draining=self._drain.has_begun)
 
 
 def _engine_request(generate: Generate) -> EngineRequest:

@@ -94,6 +94,8 @@ class Instance:
                 page_size=self.layout.kv.page_size,
                 max_running=self.options.dp * self.options.max_running,
             ),
+            tp=self.options.tp,
+            dp=self.options.dp,
             fabric_address=fabric_address,
             host=process.host,
             pid=process.pid,

@@ -9,7 +9,9 @@ itself, so that a layer's pages leave while Python is busy with the next one. Th
     Prefilled    told to the gateways, for their waterfall; the pages stay until their writes have completed
     JobDropped   cancelled, over its deadline or revoked: no further chunk
 
-When the process is told to end, what is not computed fails: its decoders hear so and go elsewhere.
+Once it is told to drain, every Reserve is answered with Wait, and it leaves when no lease is out and no ticket open:
+nobody reads its pages any more then. When the process is told to end, what is not computed fails: its decoders hear so
+and go elsewhere.
 """
 
 import asyncio
@@ -25,8 +27,19 @@ from headrace.messenger.jobs import Chunk, PrefillerOptions
 from headrace.messenger.outcomes import JobDropped, PeerReady, PeerRefused, PrefillerOutcome, PrefillJob
 from headrace.messenger.prefiller import PrefillerMessenger
 from headrace.messenger.pump import Pump
-from headrace.protocol.control import GatewayMessage, Prefilled, Prefillers, Reserve, ReturnLease, Status
+from headrace.protocol.control import (
+    Drain,
+    GatewayMessage,
+    Granted,
+    Prefilled,
+    Prefillers,
+    Reserve,
+    ReturnLease,
+    Status,
+    Wait,
+)
 from headrace.protocol.messages import Ticket
+from headrace.roles.draining import Drained, Draining
 from headrace.roles.instance import Instance, open_instance
 from headrace.roles.links import GatewayUuid, Links
 from headrace.roles.options import InstanceOptions
@@ -40,15 +53,16 @@ LEAVING = "the prefiller is told to end"
 _log = logging.getLogger(__name__)
 
 
-def run_prefiller(options: InstanceOptions) -> None:
-    """A prefiller, until SIGINT or SIGTERM. Raises InputError, FabricError,
-    RankLost."""
+def run_prefiller(options: InstanceOptions) -> Drained | None:
+    """A prefiller, until SIGINT or SIGTERM (None), or until it is drained. Raises InputError, FabricError, RankLost."""
+    drain = Draining()
     with stoppable() as process, open_instance(options, on_rank_lost=process.fail) as instance:
-        process.run(lambda: Prefiller(instance).run())
+        process.run(lambda: Prefiller(instance, drain).run())
+    return drain.over
 
 
 class Prefiller:
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, drain: Draining | None = None) -> None:
         options = instance.options
         self._instance = instance
         self._fabric = NativeFabric(
@@ -69,6 +83,7 @@ class Prefiller:
         self._queue: PrefillQueue[Ticket] = PrefillQueue(chunk_tokens=options.chunk_tokens)
         self._request_ids: dict[Ticket, str] = {}  # of what is queued
         self._step: PrefillStep[Ticket] | None = None  # that runs
+        self._drain = drain or Draining()
         self._work = asyncio.Event()
         with ExitStack() as exits:
             exits.callback(self._fabric.close)
@@ -87,7 +102,14 @@ class Prefiller:
         with self._exits:
             self._instance.log_start()
             beside = [self._links.run(), self._pump.run()]
-            await keep_turning(self._turn, self._work, beside=beside, leave=self._leave)
+            await keep_turning(
+                self._turn, self._work, beside=beside, until=self._drain.wait(self._is_needed), leave=self._leave
+            )
+
+    def _is_needed(self) -> bool:
+        """A lease is out, or pages are read."""
+        told = self._messenger.statistics()
+        return bool(told.num_tickets or told.num_leased_tokens)
 
     async def _leave(self) -> None:
         """Fail what is not computed, and let the messages about it out. The model thread may still be in a layer of the
@@ -168,14 +190,23 @@ class Prefiller:
     def _on_message(self, gateway: GatewayUuid, message: GatewayMessage) -> None:
         match message:
             case Reserve():
-                self._links.send(gateway, self._messenger.reserve(message, time.monotonic()))
+                self._links.send(gateway, self._reserve(message))
             case ReturnLease():
                 self._messenger.return_lease(message.lease)
             case Prefillers():
                 pass  # told to everybody; of use to decoders
+            case Drain():
+                self._drain.begin(message)
+                self._links.broadcast(self._status())
             case _:
                 _log.warning("a %s is not for a prefiller", type(message).__name__)
         self._pump.poke()
+
+    def _reserve(self, message: Reserve) -> Granted | Wait:
+        if self._drain.has_begun:
+            queued = self._messenger.statistics().num_leased_tokens
+            return Wait(sender=self._instance.identity.uuid, request_id=message.request_id, num_queued_tokens=queued)
+        return self._messenger.reserve(message, time.monotonic())
 
     def _status(self) -> Status:
         return prefiller_status(
@@ -185,4 +216,5 @@ class Prefiller:
             num_steps=self._queue.num_steps,
             num_prefill_tokens=self._queue.num_computed_tokens,
             prefill_speed=self._queue.prefill_speed(time.monotonic()),
+            is_draining=self._drain.has_begun,
         )

@@ -7,13 +7,13 @@ from headrace.engine.measured_cost import CostStatistics
 from headrace.fabric.interface import FabricStatistics
 from headrace.kvcache.pages import PagePool
 from headrace.messenger.prefiller import PrefillerMessenger
-from headrace.protocol.control import Prefilling, Status
+from headrace.protocol.control import Decoding, Prefilling, Status
 from headrace.roles.groups import Groups
 from headrace.roles.instance import Instance
 from headrace.roles.remote_prefill import RemotePrefill
 
 
-def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | None) -> Status:
+def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | None, *, is_draining: bool) -> Status:
     """Of all its groups together."""
     counts = groups.statistics()
     costs = groups.costs.statistics()
@@ -48,7 +48,10 @@ def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | N
         num_running=counts.num_decoding + counts.num_prefilling + counts.num_fetching,
         num_waiting=counts.num_waiting + counts.num_parked,
         num_queued_tokens=counts.num_waiting_tokens,
+        num_interactive_tokens=counts.num_interactive_tokens,
         prefilling=_prefilling(groups.prefill_speed),
+        decoding=_decoding(groups, num_interactive=counts.num_interactive),
+        is_draining=is_draining,
         gauges=gauges,
         counters=counters,
     )
@@ -62,6 +65,7 @@ def prefiller_status(
     num_steps: int,
     num_prefill_tokens: int,
     prefill_speed: PrefillSpeed | None,
+    is_draining: bool,
 ) -> Status:
     tickets = messenger.statistics()
     return Status(
@@ -70,7 +74,10 @@ def prefiller_status(
         num_running=tickets.num_tickets,
         num_waiting=0,
         num_queued_tokens=tickets.num_leased_tokens,
+        num_interactive_tokens=tickets.num_interactive_tokens,
         prefilling=_prefilling(prefill_speed),
+        decoding=None,
+        is_draining=is_draining,
         gauges={
             **_page_gauges(instance.pools),
             "tickets_open": tickets.num_tickets,
@@ -91,7 +98,23 @@ def prefiller_status(
 
 
 def _prefilling(speed: PrefillSpeed | None) -> Prefilling | None:
-    return None if speed is None else Prefilling(step_s=speed.step_s, rate=speed.rate)
+    if speed is None:
+        return None
+    return Prefilling(step_s=speed.step_s, rate=speed.rate, chunk_tokens=speed.chunk_tokens)
+
+
+def _decoding(groups: Groups, *, num_interactive: int) -> Decoding | None:
+    cost, size = groups.costs.cost, groups.decode_size
+    if cost is None:
+        return None
+    return Decoding(
+        step_s=cost.step_s,
+        row_s=cost.row_s,
+        key_s=cost.key_s,
+        num_rows=size.rows,
+        num_keys=size.keys,
+        num_interactive=num_interactive,
+    )
 
 
 def _page_gauges(pools: Sequence[PagePool]) -> dict[str, float]:

@@ -10,10 +10,12 @@ async def keep_turning(
     work: asyncio.Event,
     *,
     beside: list[Coroutine[Any, Any, None]],
+    until: Awaitable[None],
     leave: Callable[[], Awaitable[None]],
 ) -> None:
-    """Until cancelled, then `leave`. `turn` runs one step and says whether there was one; where there was none it is
-    called again when `work` is set. An error in it, or in what runs beside it, ends everything."""
+    """Until `until` is over, when nothing is held any more; or until cancelled, then `leave`. `turn` runs one step and
+    says whether there was one; where there was none it is called again when `work` is set. An error in it, or in what
+    runs beside it, ends everything."""
 
     async def turns() -> None:
         while True:
@@ -23,8 +25,10 @@ async def keep_turning(
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            for one in (*beside, turns()):
-                tasks.create_task(one)
+            running = [tasks.create_task(one) for one in (*beside, turns())]
+            await until
+            for task in running:
+                task.cancel()
     except asyncio.CancelledError:
         await leave()
         raise

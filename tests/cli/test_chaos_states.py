@@ -1,0 +1,84 @@
+"""A request is seen in a state when its gateway says so, and not a moment longer or earlier."""
+
+import pytest
+
+from headrace.cli.chaos.states import DECODING_TOKENS, WAITS_S, Search, State
+from headrace.protocol.control import Limits
+from headrace.protocol.operator import Deployment, GatewayFacts, InstanceFacts, RequestFacts, Stage
+
+GATEWAY, PREFILLER, DECODER = "a" * 32, "b" * 32, "c" * 32
+LENGTH, DECODER_PID = 700, 7
+
+
+def deployment(stage: Stage | None, *, num_tokens: int = 0, prefiller: str | None = PREFILLER) -> Deployment:
+    request = RequestFacts(
+        request_id="cmpl-1-0",
+        tier="interactive",
+        stage=stage or "waiting",
+        decoder=DECODER,
+        prefiller=prefiller,
+        num_prompt_tokens=LENGTH,
+        num_tokens=num_tokens,
+    )
+    return Deployment(
+        sender=GATEWAY,
+        gateway=GatewayFacts(uuid=GATEWAY, name="gateway", model="tiny", url="http://127.0.0.1:1", pid=1),
+        instances=(decoder(),),
+        requests=() if stage is None else (request,),
+        num_requests=0 if stage is None else 1,
+    )
+
+
+def decoder() -> InstanceFacts:
+    return InstanceFacts(
+        uuid=DECODER,
+        name="decoder-0",
+        role="decoder",
+        standing="serving",
+        refusal="",
+        silent_s=0.0,
+        host="here",
+        pid=DECODER_PID,
+        started=1,
+        fabric_address=b"",
+        limits=Limits(max_model_len=1024, pool_tokens=1024, page_size=16, max_running=8),
+        status=None,
+    )
+
+
+def sees(state: State, *looks: Deployment, landed: bool = False) -> bool:
+    """At the last of them, a tenth of a second apart."""
+    search = Search(state, {LENGTH}, lambda pid: landed and pid == DECODER_PID)
+    found = [search.found_in(look, now=2 * WAITS_S * number) for number, look in enumerate(looks)]
+    return found[-1] is not None
+
+
+def test_a_request_waits_when_it_has_waited_for_a_while() -> None:
+    assert not sees("waiting", deployment("waiting"))
+    assert sees("waiting", deployment("waiting"), deployment("waiting"))
+    assert not sees("waiting", deployment("waiting"), deployment("offered"))
+
+
+def test_it_is_transferred_when_something_has_landed_and_not_all_is_computed() -> None:
+    under_way, computed = deployment("prefilling"), deployment("transferring")
+    assert sees("prefilling", under_way) and not sees("transferring", under_way)
+    assert sees("transferring", under_way, landed=True) and not sees("transferring", computed, landed=True)
+
+
+def test_a_prompt_that_its_decoder_computes_is_in_no_transfer() -> None:
+    here = deployment("prefilling", prefiller=None)
+    assert not sees("prefilling", here) and not sees("transferring", here, landed=True)
+    assert not sees("starting", deployment("transferring", prefiller=None))
+
+
+def test_it_starts_when_all_is_computed_and_decodes_after_some_tokens() -> None:
+    assert sees("starting", deployment("transferring"))
+    assert not sees("decoding", deployment("decoding", num_tokens=DECODING_TOKENS - 1))
+    assert sees("decoding", deployment("decoding", num_tokens=DECODING_TOKENS))
+
+
+@pytest.mark.parametrize("lengths", [{LENGTH}, {LENGTH + 1}])
+def test_a_search_is_vain_when_what_was_there_is_gone(lengths: set[int]) -> None:
+    search = Search("starting", lengths, lambda pid: False)
+    looks = [deployment(None), deployment("decoding"), deployment(None)]
+    assert [(search.found_in(look, 0.0), search.is_vain)[1] for look in looks] == [False, False, lengths == {LENGTH}]
