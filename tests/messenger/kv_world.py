@@ -10,6 +10,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -56,6 +57,10 @@ def pool_layout(num_pages: int, *, num_aux_slots: int = 8, kv: KVLayout = KV) ->
         num_aux_slots=num_aux_slots,
         aux_slot_bytes=aux_slot_bytes(MAX_MODEL_LEN, kv.page_size),
     )
+
+
+pattern_model = cache(PatternModel)
+"""It has no state: one for all processes of a kind, of which random histories start thousands."""
 
 
 class PoisonedPool(PagePool):
@@ -216,7 +221,7 @@ class Process:
     ) -> None:
         self.site = site
         sharding = sharding or Sharding(kv=layout.kv)
-        self.models = [PatternModel(layout, sharding, group) for group in range(sharding.dp)]
+        self.models = [pattern_model(layout, sharding, group) for group in range(sharding.dp)]
         self.model = self.models[0]
         self.fabric, self.memory = site.endpoint(layout)
         self.memory[:] = POISON  # aux slots, and what is between and behind the ranks

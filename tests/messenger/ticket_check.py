@@ -75,8 +75,10 @@ def _explore(settings: Settings, max_states: int) -> Report:
         if is_at_rest(w):
             at_rest.append(here)
             answers.add(tuple(ticket.answer for ticket in w.tickets))
-        for label, fair, act in list(enabled(w)):
-            w.thaw(key)
+        moves = list(enabled(w))
+        for nth, (label, fair, act) in enumerate(moves):
+            if nth:  # thawed already, for the first
+                w.thaw(key)
             act(w)
             num_moves += 1
             there = index.setdefault(after := w.freeze(), len(keys))

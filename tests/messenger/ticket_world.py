@@ -20,10 +20,8 @@ from typing import Any
 
 from headrace.messenger import life
 from headrace.messenger.life import (
-    DecoderEffect,
     DecoderEvent,
     DecoderState,
-    PrefillerEffect,
     PrefillerEvent,
     PrefillerState,
 )
@@ -188,9 +186,9 @@ class World:
             self.bury()
         for ticket in self.tickets:
             ticket.forget(inert, self.lives(ticket))
-        closed = [i for i, ticket in enumerate(self.tickets) if ticket.near == "CLOSED"]
-        if closed and self.net:  # the decoder looks tickets up: it drops what comes for a closed one
-            self.net = tuple(m for m in self.net if m[1] not in closed or m[0] in TO_PREFILLER)
+        if self.net:  # the decoder looks tickets up: it drops what comes for a closed one
+            tickets = self.tickets
+            self.net = tuple([m for m in self.net if m[0] in TO_PREFILLER or tickets[m[1]].near != "CLOSED"])
         return (
             tuple([self.shared.setdefault(key, key) for key in map(_ticket_key, self.tickets)]),
             self.process, self.decoder_alive, self.session, self.ending, self.prefiller, self.heard,
@@ -202,19 +200,21 @@ class World:
     def decoder_event(self, i: int, event: DecoderEvent) -> None:
         """Effects go in front of what is pending: REVOKED is taken in the middle of another ticket's effects."""
         ticket = self.tickets[i]
-        self.exercised.add(("decoder", ticket.near, event.name))
+        name = event._name_
+        self.exercised.add(("decoder", ticket.near, name))
         if event is DecoderEvent.CONTRADICTED and "breach" not in self.settings.faults:
             self.broken = "an honest prefiller is accused of a breach"
         if event is DecoderEvent.REACHED and ticket.near == "OPEN":
             ticket.known = self.settings.expected
-        ticket.near, effects = self.decoder_rules[ticket.near, event.name]
-        self.near_effects = tuple((i, effect) for effect in effects) + self.near_effects
+        ticket.near, effects = self.decoder_rules[ticket.near, name]
+        self.near_effects = tuple([(i, effect) for effect in effects]) + self.near_effects
 
     def prefiller_event(self, i: int, event: PrefillerEvent) -> None:
         ticket = self.tickets[i]
-        self.exercised.add(("prefiller", ticket.far, event.name))
-        ticket.far, effects = self.prefiller_rules[ticket.far, event.name]
-        self.far_effects += tuple((i, effect) for effect in effects)
+        name = event._name_
+        self.exercised.add(("prefiller", ticket.far, name))
+        ticket.far, effects = self.prefiller_rules[ticket.far, name]
+        self.far_effects += tuple([(i, effect) for effect in effects])
 
     def send(self, kind: str, i: int, num_posted: int = 0) -> None:
         to_prefiller = kind in TO_PREFILLER
@@ -323,62 +323,64 @@ class World:
         (i, effect), *rest = self.near_effects
         self.near_effects = tuple(rest)
         ticket = self.tickets[i]
-        match DecoderEffect[effect]:
-            case DecoderEffect.ARM:
+        match effect:
+            case "ARM":
                 ticket.target, ticket.arrivals = self.settings.expected, 0
-            case DecoderEffect.SEND_PREFILL:
+            case "SEND_PREFILL":
                 self.send("Prefill", i)
-            case DecoderEffect.SEND_CANCEL:
+            case "SEND_CANCEL":
                 self.send("Cancel", i)
-            case DecoderEffect.RETARGET:
+            case "RETARGET":
                 ticket.target = ticket.known
                 self.count(ticket)
-            case DecoderEffect.START_DIGESTS:
+            case "START_DIGESTS":
                 ticket.digests = True
-            case DecoderEffect.START_LOST_TIMER:
+            case "START_LOST_TIMER":
                 ticket.lost_timer = True
-            case DecoderEffect.START_PATIENCE:
+            case "START_PATIENCE":
                 ticket.patience = True
-            case DecoderEffect.STOP_TIMERS:
+            case "STOP_TIMERS":
                 ticket.lost_timer = ticket.patience = False
-            case DecoderEffect.QUARANTINE_PAGES:
+            case "QUARANTINE_PAGES":
                 ticket.pages = "quarantined"
-            case DecoderEffect.KEEP_PAGES:
+            case "KEEP_PAGES":
                 ticket.pages = "kept"
-            case DecoderEffect.FREE_PAGES:
+            case "FREE_PAGES":
                 ticket.pages = "free"
-            case DecoderEffect.REVOKE_PEER:
+            case "REVOKE_PEER":
                 self.revoke(lingers=lingers)
-            case DecoderEffect.CLOSE:
+            case "CLOSE":
                 ticket.target, ticket.arrivals, ticket.reached, ticket.surplus = None, 0, (), False
                 ticket.digests = ticket.lost_timer = ticket.patience = False
-            case DecoderEffect.ANSWER_READY | DecoderEffect.ANSWER_FAILED:
+            case "ANSWER_READY" | "ANSWER_FAILED":
                 if ticket.answer:
                     self.broken = "a request is answered twice"
                 ticket.answer = "ready" if effect == "ANSWER_READY" else "failed"
-            case DecoderEffect.SUSPECT_LINK:
+            case "SUSPECT_LINK":
                 pass
+            case _:
+                raise AssertionError(f"the world knows no {effect}")
 
     def prefiller_effect(self) -> None:
         (i, effect), *rest = self.far_effects
         self.far_effects = tuple(rest)
         ticket = self.tickets[i]
-        match PrefillerEffect[effect]:
-            case PrefillerEffect.REMEMBER:
+        match effect:
+            case "REMEMBER":
                 self.remember(i)
-            case PrefillerEffect.OPEN_LIST:
+            case "OPEN_LIST":
                 ticket.list = "open"
-            case PrefillerEffect.START_JOB:
+            case "START_JOB":
                 self.start_job(ticket)
-            case PrefillerEffect.DROP_JOB:
+            case "DROP_JOB":
                 ticket.job = {"queued": "leaving", "step": "dropping"}.get(ticket.job, ticket.job)
-            case PrefillerEffect.CLOSE_LIST:
+            case "CLOSE_LIST":
                 self.close_list(ticket)
-            case PrefillerEffect.END_LEASE:
+            case "END_LEASE":
                 ticket.lease = "ended"
-            case PrefillerEffect.RELEASE_SOURCE:
+            case "RELEASE_SOURCE":
                 ticket.source = "released"
-            case PrefillerEffect.SEND_AGAIN:
+            case "SEND_AGAIN":
                 if ticket.said:
                     kind, num_posted = ticket.said
                     self.send(kind, i, num_posted if self.knows(ticket) else 0)
