@@ -183,7 +183,7 @@ def main() -> None:
     conditions = Conditions(
         f"{arguments.requests} requests in {arguments.within:g} s; split over {arguments.transport}"
     )
-    with Deployment(split(arguments.transport), gateway=("--max-queued", str(2 * arguments.requests))) as running:
+    with Deployment(split(arguments.transport), gateway=("--max-queued", str(arguments.requests + 100))) as running:
         asyncio.run(warm(running))
         runs = [
             asyncio.run(play(running, number + 1, arguments.requests, arguments.within))

@@ -16,6 +16,7 @@ from gateway_fleet import (
 )
 from scripted_instance import on_loop, tokens_after, until
 
+from headrace.gateway.attempt import State
 from headrace.gateway.generation import GenerationFailed
 from headrace.protocol.control import (
     Abort,
@@ -271,3 +272,55 @@ async def test_the_pace_that_a_refused_client_is_told_is_that_of_a_time_in_which
         waiting = [ask(around.dispatcher, generation(f"together-{nth}")) for nth in range(8)]
         await until(lambda: len(placed_at) > 1, "several were placed while others waited")
         await asyncio.gather(*waiting)
+
+
+# ---- instances that are late ---------------------------------------------------------------------------------------
+
+PATIENT = replace(QUICK, answer_s=5.0, silence_s=5.0, late_s=0.05)
+
+
+@on_loop
+async def test_a_hung_decoder_holds_up_none_but_whom_it_was_offered(tmp_path: Path) -> None:
+    async with fleet(tmp_path, decoders=2, timings=PATIENT) as around:
+        hung, well = around.decoders
+        well.max_running = 0  # the first request goes to the one that hangs
+        hung.is_hung = True
+        offered = ask(around.dispatcher, generation("offered"))
+        await until(lambda: bool(around.dispatcher._exchange.late), "it is late")
+        well.max_running = 64
+        await asyncio.wait_for(
+            asyncio.gather(*(is_answered(around.dispatcher, generation(f"next-{nth}")) for nth in range(8))), 2
+        )
+        assert well.counts["accepted"] == 8 and not offered.done()
+        hung.is_hung = False
+        assert (await offered)[0] == tokens_after(len(A_PROMPT), 5)
+
+
+@on_loop
+async def test_a_hung_prefiller_is_asked_once_and_the_others_go_on(tmp_path: Path) -> None:
+    async with fleet(tmp_path, prefillers=2, timings=PATIENT) as around:
+        hung = min(around.prefillers, key=lambda prefiller: prefiller.uuid)
+        hung.is_hung = True
+        first = ask(around.dispatcher, generation("first"))
+        await until(lambda: bool(around.dispatcher._exchange.late), "it is late")
+        await asyncio.wait_for(
+            asyncio.gather(*(is_answered(around.dispatcher, generation(f"next-{nth}")) for nth in range(8))), 2
+        )
+        assert not first.done()
+        hung.is_hung = False
+        assert (await first)[0] == tokens_after(len(A_PROMPT), 5)
+        assert around.dispatcher._exchange.late == set()
+
+
+@on_loop
+async def test_where_the_only_decoder_is_late_the_next_request_is_not_offered_to_it(tmp_path: Path) -> None:
+    async with fleet(tmp_path, timings=PATIENT) as around:
+        around.decoder.is_hung = True
+        asked = [ask(around.dispatcher, generation(f"request-{nth}")) for nth in range(4)]
+        await until(lambda: bool(around.dispatcher._exchange.late), "it is late")
+        await asyncio.sleep(0.2)
+        attempts = around.dispatcher._exchange._attempts.values()
+        assert [attempt.state for attempt in attempts if attempt.decoder is not None] == [State.OFFERED]
+        around.decoder.is_hung = False
+        assert [tokens for tokens, _ in await asyncio.gather(*asked)] == [tokens_after(len(A_PROMPT), 5)] * 4
+        assert around.dispatcher.statistics().num_events.get("lost", 0) == 0

@@ -51,6 +51,20 @@ def test_tiers_try_side_by_side_until_the_first_lacks_room() -> None:
     assert len(line) == 0
 
 
+def test_who_waits_for_an_answer_that_does_not_come_holds_nobody_up() -> None:
+    line, woken = Line(), Woken()
+    first, second, flex = woken.turn(1), woken.turn(2), woken.turn(3, "flex")
+    with line.standing(second), line.standing(first), line.standing(flex):
+        first.lacks_room = True
+        first.is_unanswered = True
+        woken.names.clear()
+        line.wake_heads()
+        assert woken.names == ["interactive-2", "flex-3"]
+        assert line.may_try(second) and line.may_try(flex) and not line.may_try(first)
+        first.is_unanswered = False
+        assert line.may_try(first) and not line.may_try(second) and not line.may_try(flex)
+
+
 def test_what_lacked_room_once_does_not_lack_it_for_ever() -> None:
     line, woken = Line(), Woken()
     turn = woken.turn(1)

@@ -86,6 +86,7 @@ class Exchange:
         self.observed = Observed(self.instances)
         self.streams = Streams(tiers)
         self.line = Line()
+        self.late: set[Uuid] = set()  # owe somebody an answer, and have said nothing since that was due
         self.no_decoder_since: float | None = now
         self.stopped: str | None = None
         self.placed_at: deque[float] = deque(maxlen=64)
@@ -103,6 +104,7 @@ class Exchange:
     def take(self, message: InstanceMessage, now: float) -> None:
         """A message came."""
         self._now = now
+        self.late.discard(message.sender)
         changes = self.instances.take(message, now)
         for change in changes:
             self._changed(change)
@@ -204,6 +206,7 @@ class Exchange:
     def _left(self, instance: Instance, reason: str) -> None:
         self.observed.left(instance.uuid)
         self._look_for_decoders()
+        self.late.discard(instance.uuid)
         for attempt in list(self._attempts.values()):
             attempt.gone(instance.uuid, reason, self._now)
         if instance.announce.role == "prefiller":

@@ -4,7 +4,8 @@ gateway's loop.
 Only the head of each tier tries, so that a full fleet is asked by two requests at a time, and nobody overtakes a large
 one in his own tier, but for a request that is due earlier. Those without a deadline come after all others, by arrival.
 Interactive requests go before flex ones: while their head lacks room at the decoders, or is to have its first token in
-time and lacks a lease, the flex head does not take what becomes free. A request that is resumed stands in front.
+time and lacks a lease, the flex head does not take what becomes free. A request that is resumed stands in front. Who
+waits for an instance that does not answer holds nobody up: the next one is the head meanwhile.
 """
 
 from bisect import insort
@@ -21,7 +22,7 @@ from headrace.protocol.messages import Tier
 class Turn:
     """One request's place. `due`: when its first token is, of the gateway's clock; -inf of one that is resumed. `wake`
     is called when it may try, or should try again. `lacks_room` is its own to set: background work is not to go first.
-    `num_tokens` of its prompt are to be computed."""
+    `is_unanswered` too: an instance owes it an answer. `num_tokens` of its prompt are to be computed."""
 
     due: float
     arrival: int
@@ -29,6 +30,7 @@ class Turn:
     wake: Callable[[], None] = field(compare=False)
     num_tokens: int = field(default=0, compare=False)
     lacks_room: bool = field(default=False, compare=False)
+    is_unanswered: bool = field(default=False, compare=False)
 
 
 class Line:
@@ -39,7 +41,7 @@ class Line:
     def standing(self, turn: Turn) -> Iterator[None]:
         """In line inside; however it leaves, the next one is woken."""
         waiting = self._waiting[turn.tier]
-        turn.lacks_room = False
+        turn.lacks_room = turn.is_unanswered = False
         insort(waiting, turn)
         try:
             yield
@@ -48,7 +50,7 @@ class Line:
             self.wake_heads()
 
     def may_try(self, turn: Turn) -> bool:
-        if self._waiting[turn.tier][0] is not turn:
+        if self._head(turn.tier) is not turn:
             return False
         return turn.tier == "interactive" or not self._lacks_room("interactive")
 
@@ -61,12 +63,16 @@ class Line:
 
     def wake_heads(self) -> None:
         """Something has changed that lets them try again."""
-        for waiting in self._waiting.values():
-            if waiting:
-                waiting[0].wake()
+        for tier in self._waiting:
+            if (head := self._head(tier)) is not None:
+                head.wake()
+
+    def _head(self, tier: Tier) -> Turn | None:
+        return next((turn for turn in self._waiting[tier] if not turn.is_unanswered), None)
 
     def _lacks_room(self, tier: Tier) -> bool:
-        return any(turn.lacks_room for turn in self._waiting[tier][:1])
+        head = self._head(tier)
+        return head is not None and head.lacks_room
 
     def num_waiting(self, tier: Tier) -> int:
         return len(self._waiting[tier])

@@ -38,6 +38,7 @@ class Timings:
     lease_retry_s: float = 0.05  # after Wait
     room_retry_s: float = 0.1  # after NoRoom
     answer_s: float = 2.0  # to Reserve and Generate: an instance's loop answers at once, whatever its model does
+    late_s: float = 0.1  # without an answer so far: others go on meanwhile, and ask elsewhere
     need_prefill_s: float = 0.15  # the decoder waits 200 ms, two journeys included
     comeback_s: float = 4.0  # for a decoder, when none is left: with its loss noticed, an answer within 5 s
     max_resumes: int = 2  # of one request, on another decoder

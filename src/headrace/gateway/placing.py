@@ -6,10 +6,11 @@
     Reserve -> Granted | Wait                  Wait: the next prefiller; all of them: until there is news, or 50 ms
     Generate -> Accepted | NoRoom | Rejected   NoRoom: the lease goes back, the next decoder; all: news, or 100 ms
 
-A prefiller that does not answer is not asked again by this request, and a decoder only if there is no other.
+A prefiller that does not answer is not asked again by this request, and a decoder only if there is no other. One that
+is late with an answer is asked by nobody until it is heard of again, and those who stand behind go on meanwhile.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol, TypeVar
@@ -81,6 +82,8 @@ class Placing:
         elif chosen.decoder in self._full:
             self._turn.lacks_room = True
             await self._retry("room at a decoder", timings.room_retry_s)
+        elif chosen.decoder in self._exchange.late:
+            await self._retry("a decoder that answers", timings.room_retry_s)
         elif chosen.prefiller in self._busy:
             self._turn.lacks_room = self._turn.due < inf
             await self._retry("a lease from a prefiller", timings.lease_retry_s)
@@ -90,11 +93,12 @@ class Placing:
     def _choose(self, attempt: Attempt, fleet: Fleet) -> Route | None:
         """None: it has to wait for one of them."""
         wanted = attempt.errand.wanted
-        prefillers = [view for view in fleet.prefillers if view.uuid not in self._mute]
+        late = self._exchange.late
+        prefillers = [view for view in fleet.prefillers if view.uuid not in self._mute | late]
         fleet = replace(fleet, prefillers=prefillers)
         # One that has begun goes on at once: it was promised a pace itself, and stands still.
         kept = fleet.decoders if self._is_resumed else kept_by(fleet, wanted, self._exchange.streams.promise)
-        decoders = _rather_not(self._full, _rather_not(self._shunned, kept))
+        decoders = _rather_not(self._full, _rather_not(self._shunned, _rather_not(late, kept)))
         chosen = route(decoders, _rather_not(self._busy, prefillers), wanted, fleet.transfers)
         if chosen is not None:
             self._predict(chosen, next(view for view in decoders if view.uuid == chosen.decoder), wanted)
@@ -117,9 +121,8 @@ class Placing:
 
     async def _has_lease(self, attempt: Attempt, prefiller: Uuid) -> bool:
         attempt.reserve(prefiller, self._patience.now())
-        answer_by = self._answer_by("a prefiller's answer")
-        while attempt.reserving is not None and self._patience.now() < answer_by:
-            await self._patience.pause(answer_by)
+        self._patience.waiting_for = "a prefiller's answer"
+        await self._until_answered(prefiller, lambda: attempt.reserving is None)
         if attempt.reserving is not None:
             attempt.stop_asking()
             self._mute.add(prefiller)
@@ -129,17 +132,26 @@ class Placing:
 
     async def _offer(self, attempt: Attempt, decoder: Uuid) -> None:
         attempt.offer(decoder, self._patience.now())
-        answer_by = self._answer_by("a decoder's answer")
-        while attempt.state is State.OFFERED and self._patience.now() < answer_by:
-            await self._patience.pause(answer_by)
+        self._patience.waiting_for = "a decoder's answer"
+        await self._until_answered(decoder, lambda: attempt.state is not State.OFFERED)
         if attempt.state is State.OFFERED:
             attempt.lose("its decoder does not answer")
         if attempt.state is State.PLACING:
             self._full.add(decoder)
 
-    def _answer_by(self, waiting_for: str) -> float:
-        self._patience.waiting_for = waiting_for
-        return self._patience.now() + self._exchange.timings.answer_s
+    async def _until_answered(self, instance: Uuid, is_answered: Callable[[], bool]) -> None:
+        """Or until nobody waits for it any more. Late, it does not hold up those who stand behind."""
+        exchange, asked_at = self._exchange, self._patience.now()
+        late_at, answer_by = asked_at + exchange.timings.late_s, asked_at + exchange.timings.answer_s
+        try:
+            while not is_answered() and self._patience.now() < answer_by:
+                if self._patience.now() >= late_at and not self._turn.is_unanswered:
+                    self._turn.is_unanswered = True
+                    exchange.late.add(instance)
+                    exchange.line.wake_heads()
+                await self._patience.pause(answer_by if self._turn.is_unanswered else late_at)
+        finally:
+            self._turn.is_unanswered = False
 
     async def _await_decoder(self) -> None:
         since, comeback_s = self._exchange.no_decoder_since, self._exchange.timings.comeback_s
