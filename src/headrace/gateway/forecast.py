@@ -179,8 +179,10 @@ def kept_by(fleet: Fleet, wanted: Wanted, promise: Callable[[DecoderView], Promi
 
 
 def _keeps(view: DecoderView, wanted: Wanted, tpot_s: float | None, num_more: int = 1) -> bool:
+    if tpot_s is None or not view.num_running:
+        return True
     pace_s = pace_with(view, wanted.num_tokens, num_more)
-    return tpot_s is None or pace_s is None or pace_s <= tpot_s or not view.num_running
+    return pace_s is None or pace_s <= tpot_s
 
 
 def _chunks_keep(view: DecoderView, wanted: Wanted, promised: Promise) -> bool:
