@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted_instance import on_loop, until
 
 from headrace.gateway.budgets import Budget, Tiers
-from headrace.gateway.generation import BudgetExceeded, Generation, Overloaded
+from headrace.gateway.generation import BudgetExceeded, Generation, GenerationFailed, Overloaded
 from headrace.protocol.control import Generate, Reserve
 from headrace.protocol.messages import Tier
 
@@ -109,6 +109,28 @@ async def test_a_flood_of_background_work_leaves_the_interactive_line_as_it_is(t
         around.prefiller.num_waits = 0
         await asyncio.gather(*waiting)
         assert counted(around)["headrace_refusals_total", "queue", "flex"] == 1
+
+
+@on_loop
+async def test_of_a_prompt_that_waits_what_is_known_already_does_not_count(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as around:
+        await is_answered(around.dispatcher, generation("before"))  # 32 of its 40 tokens fill pages
+        await stands(around, rate=100.0)
+        around.prefiller.num_waits = 10**6
+        waiting = [ask(around.dispatcher, generation(f"r{nth}", budget=Budget(ttft_s=5.0))) for nth in range(4)]
+        await until(lambda: around.dispatcher.statistics().num_queued["interactive"] == 4, "they wait")
+        assert [turn.num_tokens for turn in around.dispatcher._exchange.line._waiting["interactive"]] == [7] * 4
+        around.prefiller.num_waits = 0
+        await asyncio.gather(*waiting)
+
+
+@on_loop
+async def test_one_that_fails_before_its_first_token_has_missed_its_budget(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as around:
+        around.decoder.is_stalled = True
+        with pytest.raises(GenerationFailed):
+            await progress_of(around.dispatcher, generation(budget=Budget(ttft_s=2.0), deadline_s=0.1))
+        assert counted(around)["headrace_budgets_total", "ttft", "missed", "interactive"] == 1
 
 
 # ---- in the line -----------------------------------------------------------------------------------------------

@@ -155,6 +155,18 @@ def test_background_work_leaves_room_for_one_interactive_request_more() -> None:
     assert kept(decoder(running=5), wanted=WANTED, promise=promise, tpot_s=0.05) == []
 
 
+def test_where_interactive_requests_have_a_budget_background_work_leaves_one_of_them_a_row_and_pages() -> None:
+    promise = Promise(has_budget=True)
+    roomy = decoder(running=6, num_free_pages=16)  # a request wants 8
+    assert kept(roomy, promise=promise) == [roomy]
+    for full in (replace(roomy, num_running=7), replace(roomy, num_free_pages=15)):
+        assert kept(full, promise=promise) == []
+        assert kept(full, promise=Promise()) == [full]
+        assert kept(full, promise=promise, wanted=WANTED) == [full]
+        alone = replace(full, num_running=0)
+        assert kept(alone, promise=promise) == [alone]
+
+
 def test_one_that_is_alone_may_always_run() -> None:
     slow = decoder(decoding=rows(0, row_s=9.0))
     for wanted in (WANTED, FLEX):

@@ -8,7 +8,7 @@ from scripted_instance import LIMITS, MODEL, announce, status
 
 from headrace.gateway.instances import Came, Drains, Instances, Left, Stranger, TurnedAway
 from headrace.gateway.options import Timings
-from headrace.protocol.control import CONTROL_VERSION, Goodbye, Limits, NoRoom, Role
+from headrace.protocol.control import CONTROL_VERSION, Decoding, Goodbye, Limits, NoRoom, Role
 
 P1, P2, D1, D2 = ("1" * 32, "2" * 32, "d" * 32, "e" * 32)
 TIMINGS = Timings(silence_s=2.0, forget_s=100.0)
@@ -143,6 +143,21 @@ def test_what_was_given_counts_until_the_next_status() -> None:
     instances.ended(D1, 5)
     (decoder,), (prefiller,) = instances.decoders(), instances.prefillers()
     assert (decoder.num_free_pages, decoder.num_running, prefiller.num_queued_tokens) == (64, 0, 7)
+
+
+def test_what_was_given_counts_in_its_tier_and_in_the_pace() -> None:
+    instances = table()
+    here(instances, ("decoder", D1), ("prefiller", P1))
+    load = Decoding(step_s=0.01, row_s=0.001, key_s=0.0, num_rows=2, num_keys=100, num_interactive=0)
+    instances.take(status(D1, num_running=2, num_queued_tokens=50, num_background_tokens=40, decoding=load), 0.0)
+    instances.take(status(P1, num_queued_tokens=500, num_background_tokens=400), 0.0)
+    instances.placed(D1, 5)
+    instances.given(P1, 300, "flex")
+    instances.given(P1, 20, "interactive")
+    (decoder,), (prefiller,) = instances.decoders(), instances.prefillers()
+    assert (decoder.num_queued_tokens, decoder.num_background_tokens) == (50, 40)
+    assert decoder.decoding == msgspec.structs.replace(load, num_rows=3, num_keys=180)
+    assert (prefiller.num_queued_tokens, prefiller.num_background_tokens) == (820, 700)
 
 
 def test_before_its_first_status_everything_is_free() -> None:

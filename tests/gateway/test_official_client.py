@@ -11,7 +11,7 @@ from http_front import MODEL, Front, a_front, make_intake, served
 from openai.types.chat import ChatCompletionMessageParam
 from scripted_dispatch import tokens
 
-from headrace.gateway.generation import GenerationFailed, Overloaded, Progress
+from headrace.gateway.generation import BudgetExceeded, GenerationFailed, Overloaded, Progress
 from headrace.gateway.intake import Intake
 
 TEXT = "and the mill turned."
@@ -145,6 +145,19 @@ def test_no_room_is_a_rate_limit_error_that_says_when_to_come_back(front: Front,
         with pytest.raises(openai.RateLimitError) as refused:
             client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=stream)
         assert refused.value.response.headers["retry-after"] == "4"
+
+
+def test_a_budget_that_is_out_of_reach_is_told_once_and_not_tried_again(
+    front: Front, serving: tuple[Front, str]
+) -> None:
+    never = BudgetExceeded("slow", latency="ttft", predicted_s=0.5, budget_s=0.1, retry_after_s=None)
+    front.dispatch.script = lambda _: [never]
+    patient = openai.OpenAI(base_url=f"{serving[1]}/v1", api_key="none", max_retries=2)
+    with patient as client, pytest.raises(openai.RateLimitError) as refused:
+        client.chat.completions.create(model=MODEL, messages=MESSAGES)
+    assert len(front.dispatch.asked) == 1
+    assert refused.value.code == "ttft_budget_exceeded"
+    assert isinstance(refused.value.body, dict) and refused.value.body["predicted_ttft_ms"] == 500.0
 
 
 def test_a_failure_is_an_internal_server_error(front: Front, client: openai.OpenAI) -> None:

@@ -17,19 +17,19 @@ TIERS = Tiers(budgets={"interactive": Budget(tpot_s=0.05), "flex": Budget(tpot_s
 
 def test_the_tightest_of_the_interactive_promises_counts_while_it_is_there() -> None:
     streams = Streams(TIERS)
-    assert streams.promise(VIEW) == Promise(tpot_s=0.05)
+    assert streams.promise(VIEW) == Promise(tpot_s=0.05, has_budget=True)
     streams.began("a", "d", generation(budget=Budget(tpot_s=0.02)), 0.0)
     streams.began("b", "d", generation(budget=Budget(tpot_s=0.01), tier="flex"), 0.0)
     streams.began("c", "e", generation(budget=Budget(tpot_s=0.001)), 0.0)
-    assert streams.promise(VIEW) == Promise(tpot_s=0.02, is_due=True)
+    assert streams.promise(VIEW) == Promise(tpot_s=0.02, has_budget=True, is_due=True)
     streams.ended("a", 1.0)
-    assert streams.promise(VIEW) == Promise(tpot_s=0.05)
+    assert streams.promise(VIEW) == Promise(tpot_s=0.05, has_budget=True)
     assert (streams.tpot_of("interactive"), streams.tpot_of("flex")) == (0.05, 0.5)
 
 
 def test_other_gateways_requests_are_told_of_by_the_decoder() -> None:
     told = Decoding(step_s=0.0, row_s=0.0, key_s=0.0, num_rows=2, num_keys=9, num_interactive=1)
-    assert Streams(TIERS).promise(replace(VIEW, decoding=told)) == Promise(tpot_s=0.05, is_due=True)
+    assert Streams(TIERS).promise(replace(VIEW, decoding=told)) == Promise(tpot_s=0.05, has_budget=True, is_due=True)
     assert Streams(NO_TIERS).promise(replace(VIEW, decoding=told)) == Promise(tpot_s=None, is_due=True)
 
 

@@ -56,6 +56,13 @@ def test_requests_go_where_most_room_is(groups: Groups) -> None:
     groups.check()
 
 
+def test_the_load_that_is_told_is_that_of_the_group_that_runs_most(groups: Groups) -> None:
+    sizes = [place(groups, request(f"r{nth}", first=20 * nth, num_tokens=4 + nth)) for nth in range(4)]
+    busiest = max(set(sizes), key=sizes.count)
+    tokens = sum(4 + nth for nth, group in enumerate(sizes) if group == busiest)
+    assert (groups.decode_size.rows, groups.decode_size.keys) == (2, tokens)
+
+
 def test_a_prompt_goes_where_its_beginning_is_though_others_have_more_room(groups: Groups) -> None:
     first = place(groups, request("first"))
     take_step(groups)

@@ -66,9 +66,11 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """To interactive requests at a decoder. `is_due`: one of them is there now."""
+    """To interactive requests at a decoder. `has_budget`: any at all, for which one that comes must find room.
+    `is_due`: one of them is there now."""
 
     tpot_s: float | None = None
+    has_budget: bool = False
     is_due: bool = False
 
 
@@ -169,7 +171,7 @@ def kept_by(fleet: Fleet, wanted: Wanted, promise: Callable[[DecoderView], Promi
     beside = []
     for view in kept:
         promised = promise(view)
-        if not _keeps(view, wanted, promised.tpot_s, num_more=2):
+        if not (_keeps(view, wanted, promised.tpot_s, num_more=2) and _leaves_room(view, wanted, promised)):
             continue
         if _chunks_keep(view, wanted, promised):
             beside.append(view)
@@ -179,8 +181,18 @@ def kept_by(fleet: Fleet, wanted: Wanted, promise: Callable[[DecoderView], Promi
 
 
 def _keeps(view: DecoderView, wanted: Wanted, tpot_s: float | None, num_more: int = 1) -> bool:
+    if tpot_s is None or not view.num_running:
+        return True
     pace_s = pace_with(view, wanted.num_tokens, num_more)
-    return tpot_s is None or pace_s is None or pace_s <= tpot_s or not view.num_running
+    return pace_s is None or pace_s <= tpot_s
+
+
+def _leaves_room(view: DecoderView, wanted: Wanted, promised: Promise) -> bool:
+    """For one interactive request of the same size."""
+    if not promised.has_budget or not view.num_running:
+        return True
+    num_pages = 2 * num_pages_wanted(wanted, view.page_size)
+    return view.num_free_pages >= num_pages and view.max_running - view.num_running >= 2
 
 
 def _chunks_keep(view: DecoderView, wanted: Wanted, promised: Promise) -> bool:

@@ -23,16 +23,9 @@ from headrace.gateway.door import let_in
 from headrace.gateway.errand import Errand
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.figures import Figures
-from headrace.gateway.generation import (
-    BudgetExceeded,
-    FinishReason,
-    Generation,
-    GenerationFailed,
-    Overloaded,
-    Progress,
-)
+from headrace.gateway.generation import FinishReason, Generation, GenerationFailed, Overloaded, Progress
 from headrace.gateway.line import Turn
-from headrace.gateway.metrics import GatewayMetrics, Outcome, Reason
+from headrace.gateway.metrics import GatewayMetrics, Outcome
 from headrace.gateway.patience import Patience
 from headrace.gateway.placing import RETRY_AFTER_S, Placing
 from headrace.protocol.control import decode_from_gateway, encode_control
@@ -55,7 +48,7 @@ async def live(
                 return
     except HeadraceError as error:
         if isinstance(error, Overloaded) and error.status == 429:
-            metrics.turned_away(generation.tier, _reason_of(error))
+            metrics.turned_away(generation.tier, error)
         life.end(_outcome_of(error))
         raise
     finally:
@@ -244,14 +237,6 @@ def _require_sendable(generation: Generation, request_id: str) -> None:
     except (ProtocolFault, OverflowError, UnicodeEncodeError) as fault:
         field = re.search(r"`\$\.(?:sampling\.)?(\w+)", str(fault))
         raise InputError("request" if field is None else field[1], str(fault)) from fault
-
-
-def _reason_of(error: Overloaded) -> Reason:
-    if not isinstance(error, BudgetExceeded):
-        return "queue"
-    if error.retry_after_s is None:
-        return "ttft_out_of_reach" if error.latency == "ttft" else "tpot_out_of_reach"
-    return error.latency
 
 
 def _outcome_of(error: HeadraceError) -> Outcome:

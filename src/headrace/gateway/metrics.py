@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from headrace.gateway.budgets import TIERS
 from headrace.gateway.exchange import DispatchStatistics
-from headrace.gateway.generation import Latency
+from headrace.gateway.generation import BudgetExceeded, Latency, Overloaded
 from headrace.gateway.instances import Instance
 from headrace.gateway.route import Price
 from headrace.protocol.control import Role
@@ -22,9 +22,6 @@ from headrace.protocol.messages import Tier
 
 Outcome = Literal["stop", "length", "refused", "overloaded", "unavailable", "failed", "deadline", "closed"]
 """closed: by whoever asked, because the client left or a stop string came."""
-
-Reason = Literal["queue", "ttft", "tpot", "ttft_out_of_reach", "tpot_out_of_reach"]
-"""Of a 429: too many waited, or a budget that could not be kept, now or at any time."""
 
 ROLES: tuple[Role, ...] = ("prefiller", "decoder", "colocated")
 REQUEST_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -134,8 +131,11 @@ class GatewayMetrics:
         """With its budget. A request that failed before its first token has missed that."""
         self._budgets.labels(latency, tier, "held" if is_kept else "missed").inc()
 
-    def turned_away(self, tier: Tier, reason: Reason) -> None:
-        self._refusals.labels(reason, tier).inc()
+    def turned_away(self, tier: Tier, error: Overloaded) -> None:
+        """By too long a queue, or a budget that could not be kept: now, or on an idle fleet either."""
+        reason: str = error.latency if isinstance(error, BudgetExceeded) else "queue"
+        out_of_reach = "" if error.retry_after_s is not None else "_out_of_reach"
+        self._refusals.labels(reason + out_of_reach, tier).inc()
 
     def next_tokens(self, tier: Tier, itl_s: float, num_tokens: int) -> None:
         self._itl_of[tier].observe(itl_s)

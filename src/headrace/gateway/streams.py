@@ -6,7 +6,7 @@ how soon somebody's place there becomes free.
 
 from dataclasses import dataclass
 
-from headrace.gateway.budgets import Tiers
+from headrace.gateway.budgets import NO_BUDGET, Tiers
 from headrace.gateway.forecast import Promise
 from headrace.gateway.generation import Generation
 from headrace.gateway.route import DecoderView
@@ -58,7 +58,9 @@ class Streams:
         bounds = [self.tpot_of("interactive"), *(stream.tpot_s for stream in urgent)]
         told = decoder.decoding is not None and decoder.decoding.num_interactive > 0
         return Promise(
-            tpot_s=min((bound for bound in bounds if bound is not None), default=None), is_due=told or bool(urgent)
+            tpot_s=min((bound for bound in bounds if bound is not None), default=None),
+            has_budget=self._tiers.budget_of("interactive") != NO_BUDGET,
+            is_due=told or bool(urgent),
         )
 
     def __repr__(self) -> str:
