@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.cli.chaos.evidence import (
-    Evidence,
     counted,
+    first_seen,
     gather,
     is_idle,
     late_writes,
@@ -75,6 +75,7 @@ class World:
     def __init__(self, sight: Sight, load: Load, *, at_start: Deployment) -> None:
         self.sight = sight
         self.load = load
+        self.first = gather(at_start)
         self._roles = Counter(one.role for one in _serving(at_start))
 
     async def settled(self) -> tuple[Deployment, list[str]]:
@@ -111,7 +112,7 @@ async def run_cell(world: World, name: str, fault: Fault, state: State) -> Cell:
     began = time.monotonic()
     cell = Cell(fault=name, state=state)
     deployment, _ = await world.settled()
-    before, noticed_before = gather(deployment), counted(_serving(deployment), fault.counter or "")
+    noticed_before = counted(_serving(deployment), fault.counter or "")
     coming = None if fault.is_quiet else asyncio.create_task(world.load.come())
     try:
         await asyncio.sleep(WARM_S)
@@ -126,7 +127,7 @@ async def run_cell(world: World, name: str, fault: Fault, state: State) -> Cell:
             coming.cancel()
     await world.load.all_ended()
     _judge(cell, fault, world.load.take(), scene)
-    deployment = await _look_around(world, cell, before)
+    deployment = await _look_around(world, cell)
     if fault.counter is not None and counted(_serving(deployment), fault.counter) == noticed_before and not cell.note:
         cell.note = "not hit: no instance noticed"
     cell.took_s = time.monotonic() - began
@@ -186,7 +187,7 @@ def _said(one: Running, verdict: Verdict) -> str:
     return f"{verdict.kind}: {verdict.text} ({ids}; {one.known.right.num_prompt_tokens} prompt tokens)"
 
 
-async def _look_around(world: World, cell: Cell, before: Evidence) -> Deployment:
+async def _look_around(world: World, cell: Cell) -> Deployment:
     deployment, wrongs = await world.settled()
     cell.wrongs += wrongs
     serving = _serving(deployment)
@@ -195,5 +196,7 @@ async def _look_around(world: World, cell: Cell, before: Evidence) -> Deployment
         cell.wrongs.append(f"{cell.leaked_pages} pages leaked")
     if not wrongs:
         cell.wrongs += await asyncio.to_thread(late_writes, serving)
-    cell.wrongs += left_over(before, gather(deployment))
+    evidence = gather(deployment)
+    cell.wrongs += left_over(world.first, evidence)
+    world.first = first_seen(world.first, evidence)
     return deployment

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 from headrace.cli.chaos.asking import Client
 from headrace.cli.chaos.catalogue import NoAnswers, learn, long_asks, short_asks
 from headrace.cli.chaos.cell import CROWD, Cell, World, run_cell
-from headrace.cli.chaos.evidence import gather, left_over
 from headrace.cli.chaos.faults import FAULTS
 from headrace.cli.chaos.load import Load
 from headrace.cli.chaos.sight import Sight
@@ -92,8 +91,7 @@ async def _run(options: ChaosOptions, sight: Sight, tell: Callable[[Cell], objec
     load = Load(client, catalogue, rate=options.rate, seed=options.seed)
     world = World(sight, load, at_start=at_start)
     run = Run(deployment=_described(at_start), num_left_out=catalogue.num_left_out)
-    deployment, run.wrongs = await world.settled()
-    before = gather(deployment)
+    _, run.wrongs = await world.settled()
     for name, state in _planned(options):
         try:
             cell = await run_cell(world, name, FAULTS[name], state)
@@ -102,9 +100,6 @@ async def _run(options: ChaosOptions, sight: Sight, tell: Callable[[Cell], objec
             break
         run.cells.append(cell)
         tell(cell)
-    else:
-        deployment, _ = await world.settled()
-        run.wrongs += left_over(before, gather(deployment))
     return run
 
 
