@@ -26,7 +26,7 @@ def deployment(stage: Stage | None, *, num_tokens: int = 0, prefiller: str | Non
 
 def sees(state: State, *looks: Deployment, landed: bool = False) -> bool:
     """At the last of them, a tenth of a second apart."""
-    search = Search(state, {LENGTH}, lambda pid: landed and pid == DECODER_PID)
+    search = Search(state, {LENGTH}, lambda decoder: landed and decoder.pid == DECODER_PID)
     found = [search.found_in(look, now=2 * WAITS_S * number) for number, look in enumerate(looks)]
     return found[-1] is not None
 
@@ -57,6 +57,6 @@ def test_it_starts_when_all_is_computed_and_decodes_after_some_tokens() -> None:
 
 @pytest.mark.parametrize("lengths", [{LENGTH}, {LENGTH + 1}])
 def test_a_search_is_vain_when_what_was_there_is_gone(lengths: set[int]) -> None:
-    search = Search("starting", lengths, lambda pid: False)
+    search = Search("starting", lengths, lambda decoder: False)
     looks = [deployment(None), deployment("decoding"), deployment(None)]
     assert [(search.found_in(look, 0.0), search.is_vain)[1] for look in looks] == [False, False, lengths == {LENGTH}]

@@ -25,6 +25,7 @@ from headrace.protocol.operator import Deployment
 NUM_SHORT, FEW_SHORT, FEW_CELLS = 12, 6, 8
 """Twelve have every combination of what makes one differ; to learn twelve for a few cells takes longer than they do."""
 
+TRIES_TO_HIT = 3
 TOKENS_PER_WORD = 1.35
 LONGEST_SHARE = 0.4
 """Of the longest sequence that is served: a crowd must not be too long to be asked at all."""
@@ -94,13 +95,22 @@ async def _run(options: ChaosOptions, sight: Sight, tell: Callable[[Cell], objec
     _, run.wrongs = await world.settled()
     for name, state in _planned(options):
         try:
-            cell = await run_cell(world, name, FAULTS[name], state)
+            cell = await _run_until_noticed(world, name, state)
         except TimeoutError:
             run.wrongs.append(f"after {name} while {state} the deployment did not become whole again")
             break
         run.cells.append(cell)
         tell(cell)
     return run
+
+
+async def _run_until_noticed(world: World, name: str, state: State) -> Cell:
+    """A fault that may miss has some tries. Raises TimeoutError."""
+    for _ in range(TRIES_TO_HIT if FAULTS[name].counter else 1):
+        cell = await run_cell(world, name, FAULTS[name], state)
+        if not cell.note or cell.wrongs:
+            break
+    return cell
 
 
 async def _at_start(sight: Sight) -> Deployment:

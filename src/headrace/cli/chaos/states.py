@@ -53,10 +53,10 @@ def serving(deployment: Deployment, *roles: str) -> list[InstanceFacts]:
 
 class Search:
     """For the first request with a prompt of one of `lengths` that is in that state; what was seen of them so far.
-    `is_vain`: they were there, and are no more. `has_landed`: whether anything has landed in the memory of that
-    process since it was first asked about it."""
+    `is_vain`: they were there, and are no more. `has_landed`: whether a prompt's pages have landed at that
+    decoder since it was first asked about it."""
 
-    def __init__(self, state: State, lengths: Collection[int], has_landed: Callable[[int], bool]) -> None:
+    def __init__(self, state: State, lengths: Collection[int], has_landed: Callable[[InstanceFacts], bool]) -> None:
         self._state = state
         self._lengths = frozenset(lengths)
         self._waits_since: dict[str, float] = {}
@@ -85,4 +85,4 @@ class Search:
             return False
         if self._state == "starting":
             return request.stage == "transferring"
-        return request.stage == "prefilling" and (self._state == "prefilling" or self._has_landed(decoder.pid))
+        return request.stage == "prefilling" and (self._state == "prefilling" or self._has_landed(decoder))
