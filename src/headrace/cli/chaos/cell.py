@@ -26,7 +26,7 @@ from headrace.cli.chaos.evidence import (
 )
 from headrace.cli.chaos.faults import Fault, NotPossible, Scene
 from headrace.cli.chaos.judge import DIFFERENT, Kind, Verdict, judge
-from headrace.cli.chaos.load import Load, Running, recovery_times_s
+from headrace.cli.chaos.load import Load, Running, pauses_s
 from headrace.cli.chaos.sight import Sight
 from headrace.cli.chaos.states import State
 from headrace.protocol.operator import Deployment, InstanceFacts
@@ -53,7 +53,7 @@ class Cell:
     num_requests: int = 0
     kinds: Mapping[Kind, int] = field(default_factory=dict)
     num_broken: int = 0  # connections, of requests that were asked again
-    recovery_s: float | None = None  # of the stream that was hit worst
+    recovery_s: float | None = None  # the longest pause of a stream that was hit
     num_hit: int = 0
     leaked_pages: int = 0
     wrongs: list[str] = field(default_factory=list)
@@ -176,7 +176,7 @@ def _judge(cell: Cell, fault: Fault, ended: Sequence[Running], scene: Scene | No
     cell.num_broken = sum(len(one.answer.broken_at) for one in ended)
     if scene is not None and scene.struck_at is not None:
         cell.num_hit = len(scene.hit)
-        cell.recovery_s = max(recovery_times_s(scene.hit, scene.struck_at), default=None)
+        cell.recovery_s = max(pauses_s(scene.hit, scene.struck_at), default=None)
     cell.wrongs += [_said(one, verdict) for one, verdict in verdicts if verdict.kind not in _allowed(fault)]
     if cell.num_broken and not fault.breaks:
         cell.wrongs.append(f"{cell.num_broken} connections broke")

@@ -23,7 +23,7 @@ from headrace.errors import HeadraceError, InputError
 from headrace.protocol.operator import Deployment
 
 NUM_SHORT, FEW_SHORT, FEW_CELLS = 12, 6, 8
-"""Twelve have every combination of what makes one differ; to learn twelve for a few cells takes longer than they do."""
+"""Twelve are of every kind; to learn twelve for a few cells takes longer than they do."""
 
 TRIES_TO_HIT = 3
 TOKENS_PER_WORD = 1.35
