@@ -17,6 +17,7 @@ from headrace.cli.chaos.evidence import (
     MORE_DESCRIPTORS,
     Evidence,
     Held,
+    first_seen,
     gather,
     is_idle,
     late_writes,
@@ -75,13 +76,20 @@ def test_pages_that_are_neither_free_nor_cached_have_leaked() -> None:
     [
         ({"num_descriptors": 20 + MORE_DESCRIPTORS}, []),
         ({"num_descriptors": 21 + MORE_DESCRIPTORS}, ["decoder-0 has 9 descriptors more"]),
-        ({"own_bytes": HELD.own_bytes + MORE_BYTES + (1 << 20)}, ["decoder-0 has 97 MiB more"]),
+        ({"own_bytes": HELD.own_bytes + MORE_BYTES + (1 << 20)}, ["decoder-0 has 161 MiB more"]),
     ],
 )
 def test_what_a_process_holds_more_than_before_is_said(more: dict[str, int], said: list[str]) -> None:
     before = Evidence(held={("decoder-0", 7): HELD, ("gateway", 8): HELD}, orphans=frozenset())
     after = Evidence(held={("decoder-0", 7): replace(HELD, **more)}, orphans=frozenset())
     assert left_over(before, after) == said
+
+
+def test_every_process_is_held_to_what_it_held_when_it_was_first_seen() -> None:
+    first = Evidence(held={("decoder-0", 7): HELD}, orphans=frozenset())
+    more = replace(HELD, num_descriptors=HELD.num_descriptors + MORE_DESCRIPTORS)
+    seen = first_seen(first, Evidence(held={("decoder-0", 7): more, ("gateway", 9): HELD}, orphans=frozenset()))
+    assert seen.held == {("decoder-0", 7): HELD, ("gateway", 9): HELD}
 
 
 def test_a_file_whose_process_is_gone_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pid: int) -> None:

@@ -1,56 +1,32 @@
 """A request is seen in a state when its gateway says so, and not a moment longer or earlier."""
 
 import pytest
+from answering_gateway import deployment as standing
+from answering_gateway import instance
 
 from headrace.cli.chaos.states import DECODING_TOKENS, WAITS_S, Search, State
-from headrace.protocol.control import Limits
-from headrace.protocol.operator import Deployment, GatewayFacts, InstanceFacts, RequestFacts, Stage
+from headrace.protocol.operator import Deployment, RequestFacts, Stage
 
-GATEWAY, PREFILLER, DECODER = "a" * 32, "b" * 32, "c" * 32
 LENGTH, DECODER_PID = 700, 7
+PREFILLER, DECODER = instance(1, "prefiller", "prefiller-0"), instance(2, "decoder", "decoder-0", pid=DECODER_PID)
 
 
-def deployment(stage: Stage | None, *, num_tokens: int = 0, prefiller: str | None = PREFILLER) -> Deployment:
+def deployment(stage: Stage | None, *, num_tokens: int = 0, prefiller: str | None = PREFILLER.uuid) -> Deployment:
     request = RequestFacts(
         request_id="cmpl-1-0",
         tier="interactive",
         stage=stage or "waiting",
-        decoder=DECODER,
+        decoder=DECODER.uuid,
         prefiller=prefiller,
         num_prompt_tokens=LENGTH,
         num_tokens=num_tokens,
     )
-    return Deployment(
-        sender=GATEWAY,
-        gateway=GatewayFacts(uuid=GATEWAY, name="gateway", model="tiny", url="http://127.0.0.1:1", pid=1),
-        instances=(decoder(),),
-        requests=() if stage is None else (request,),
-        num_requests=0 if stage is None else 1,
-    )
-
-
-def decoder() -> InstanceFacts:
-    return InstanceFacts(
-        uuid=DECODER,
-        name="decoder-0",
-        role="decoder",
-        standing="serving",
-        refusal="",
-        silent_s=0.0,
-        host="here",
-        pid=DECODER_PID,
-        started=1,
-        fabric_address=b"",
-        limits=Limits(max_model_len=1024, pool_tokens=1024, page_size=16, max_running=8),
-        tp=1,
-        dp=1,
-        status=None,
-    )
+    return standing(PREFILLER, DECODER, requests=() if stage is None else (request,))
 
 
 def sees(state: State, *looks: Deployment, landed: bool = False) -> bool:
     """At the last of them, a tenth of a second apart."""
-    search = Search(state, {LENGTH}, lambda pid: landed and pid == DECODER_PID)
+    search = Search(state, {LENGTH}, lambda decoder: landed and decoder.pid == DECODER_PID)
     found = [search.found_in(look, now=2 * WAITS_S * number) for number, look in enumerate(looks)]
     return found[-1] is not None
 
@@ -81,6 +57,6 @@ def test_it_starts_when_all_is_computed_and_decodes_after_some_tokens() -> None:
 
 @pytest.mark.parametrize("lengths", [{LENGTH}, {LENGTH + 1}])
 def test_a_search_is_vain_when_what_was_there_is_gone(lengths: set[int]) -> None:
-    search = Search("starting", lengths, lambda pid: False)
+    search = Search("starting", lengths, lambda decoder: False)
     looks = [deployment(None), deployment("decoding"), deployment(None)]
     assert [(search.found_in(look, 0.0), search.is_vain)[1] for look in looks] == [False, False, lengths == {LENGTH}]

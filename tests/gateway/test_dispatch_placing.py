@@ -16,6 +16,7 @@ from gateway_fleet import (
 )
 from scripted_instance import on_loop, tokens_after, until
 
+from headrace.gateway import observed
 from headrace.gateway.attempt import State
 from headrace.gateway.generation import GenerationFailed
 from headrace.protocol.control import (
@@ -247,8 +248,11 @@ async def test_the_second_prefiller_dies_while_it_is_asked(tmp_path: Path) -> No
 
 
 @on_loop
-async def test_a_prefiller_whose_transfers_fail_again_and_again_is_asked_no_more(tmp_path: Path) -> None:
+async def test_a_prefiller_whose_transfers_fail_again_and_again_is_asked_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Until a while later. A refusal is no fault."""
+    monkeypatch.setattr(observed, "ONE_EVENT_S", 0.0)
     async with fleet(tmp_path, prefillers=2) as around:
         first = min(around.prefillers, key=lambda prefiller: prefiller.uuid)
         other = next(prefiller for prefiller in around.prefillers if prefiller is not first)

@@ -13,6 +13,7 @@ What was learned of a transfer is forgotten after a minute without another: a li
 pair that is suspected: once is an accident, after repeats other ways are taken for a while, longer each time.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ HAND_OVER_SHARE = 0.2
 
 ACCIDENTS = 1
 """So many faults of a pair in a row are none."""
+ONE_EVENT_S = 1.0
+"""All tickets of a peer that falls silent fail at once."""
 FIRST_SUSPICION_S, LONGEST_SUSPICION_S = 5.0, 60.0
 SUSPECTED = TransferCost(base_s=60.0)
 """Whoever else can compute the prompt does: more than any other way takes."""
@@ -46,11 +49,14 @@ class _Faults:
     """Of one pair, in a row."""
 
     number: int = 0
+    counted_at: float = -math.inf
     suspected_until: float = 0.0
 
     def one_more(self, now: float) -> float:
-        """-> for how long it is suspected."""
-        self.number += 1
+        """-> for how long it is suspected from now on."""
+        if now - self.counted_at < ONE_EVENT_S:
+            return 0.0
+        self.number, self.counted_at = self.number + 1, now
         repeats = self.number - ACCIDENTS
         if repeats < 1:
             return 0.0

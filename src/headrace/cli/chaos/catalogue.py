@@ -70,9 +70,9 @@ def short_asks(number: int, seed: int) -> list[Ask]:
             max_tokens=draw.randint(6, 32),
             temperature=0.0 if index % 2 == 0 else 0.9,
             seed=draw.randrange(2**31),
-            stop=draw.choice(STOPS) if index % 4 == 1 else None,
-            streams=index % 3 != 2,
-            tier="flex" if index % 4 == 3 else "interactive",
+            stop=draw.choice(STOPS) if index // 2 % 2 else None,
+            streams=index // 4 % 2 == 0,
+            tier="flex" if index % 3 == 2 else "interactive",
         )
         for index in range(number)
     ]

@@ -19,8 +19,9 @@ from headrace.cli.chaos.sockets import descriptors
 from headrace.protocol.operator import Deployment, InstanceFacts
 
 BUSY = ("pages_held", "pages_quarantined", "tickets_open", "tickets_revoking", "pages_held_by_decoders")
-MORE_DESCRIPTORS, MORE_THREADS, MORE_BYTES = 8, 2, 96 << 20
-"""That a process may have more than before: connections to peers that came back, what it learned of prompts."""
+MORE_DESCRIPTORS, MORE_THREADS, MORE_BYTES = 8, 2, 160 << 20
+"""That a process may have more than when it was first seen: connections to peers that came late, and the 95 MiB that an
+instance takes for its first steps."""
 
 LATE_WRITE_S = 0.3
 SHM = Path("/dev/shm")
@@ -38,7 +39,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """At one moment, of an idle deployment. By name and process id."""
+    """At one moment, of an idle deployment; or of each process when it was first seen. By name and process id."""
 
     held: Mapping[tuple[str, int], Held]
     orphans: frozenset[str]  # files whose process is gone
@@ -49,6 +50,11 @@ def gather(deployment: Deployment) -> Evidence:
     processes.append((deployment.gateway.name, deployment.gateway.pid))
     held = {process: found for process in processes if (found := _held(process[1])) is not None}
     return Evidence(held=held, orphans=frozenset(_orphans(os.listdir(SHM))))
+
+
+def first_seen(before: Evidence, after: Evidence) -> Evidence:
+    """With those that are new."""
+    return Evidence(held={**after.held, **before.held}, orphans=before.orphans)
 
 
 def _held(pid: int) -> Held | None:

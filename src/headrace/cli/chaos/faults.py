@@ -254,7 +254,7 @@ async def _lose_write(scene: Scene) -> None:
 
 async def _corrupt_page(scene: Scene) -> None:
     victim = scene.decoder
-    if not await asyncio.to_thread(flip_a_landed_byte, victim.pid):
+    if not await asyncio.to_thread(flip_a_landed_byte, victim):
         raise NotPossible("no page landed in time")
     scene.struck(time.monotonic(), victim)
 

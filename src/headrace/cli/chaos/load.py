@@ -9,6 +9,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from headrace.cli.chaos.asking import PATIENCE_S, Answer, Client
 from headrace.cli.chaos.catalogue import Catalogue, Known
@@ -73,9 +74,10 @@ class Load:
         return taken
 
 
-def recovery_times_s(hit: Sequence[Running], struck_at: float) -> Iterator[float]:
-    """Of each stream that was hit: until its next token."""
+def pauses_s(hit: Sequence[Running], struck_at: float) -> Iterator[float]:
+    """Of each stream that was hit: the longest time without a token from then on. What was on its way already still
+    comes, so the first token says nothing."""
     for one in hit:
-        after = [at for at in one.answer.times if at > struck_at]
-        if after:
-            yield after[0] - struck_at
+        after = [struck_at, *(at for at in one.answer.times if at > struck_at)]
+        if len(after) > 1:
+            yield max(late - early for early, late in pairwise(after))

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 from headrace.cli.chaos.asking import Client
 from headrace.cli.chaos.catalogue import NoAnswers, learn, long_asks, short_asks
 from headrace.cli.chaos.cell import CROWD, Cell, World, run_cell
-from headrace.cli.chaos.evidence import gather, left_over
 from headrace.cli.chaos.faults import FAULTS
 from headrace.cli.chaos.load import Load
 from headrace.cli.chaos.sight import Sight
@@ -24,8 +23,9 @@ from headrace.errors import HeadraceError, InputError
 from headrace.protocol.operator import Deployment
 
 NUM_SHORT, FEW_SHORT, FEW_CELLS = 12, 6, 8
-"""Twelve have every combination of what makes one differ; to learn twelve for a few cells takes longer than they do."""
+"""Twelve are of every kind; to learn twelve for a few cells takes longer than they do."""
 
+TRIES_TO_HIT = 3
 TOKENS_PER_WORD = 1.35
 LONGEST_SHARE = 0.4
 """Of the longest sequence that is served: a crowd must not be too long to be asked at all."""
@@ -92,20 +92,25 @@ async def _run(options: ChaosOptions, sight: Sight, tell: Callable[[Cell], objec
     load = Load(client, catalogue, rate=options.rate, seed=options.seed)
     world = World(sight, load, at_start=at_start)
     run = Run(deployment=_described(at_start), num_left_out=catalogue.num_left_out)
-    deployment, run.wrongs = await world.settled()
-    before = gather(deployment)
+    _, run.wrongs = await world.settled()
     for name, state in _planned(options):
         try:
-            cell = await run_cell(world, name, FAULTS[name], state)
+            cell = await _run_until_noticed(world, name, state)
         except TimeoutError:
             run.wrongs.append(f"after {name} while {state} the deployment did not become whole again")
             break
         run.cells.append(cell)
         tell(cell)
-    else:
-        deployment, _ = await world.settled()
-        run.wrongs += left_over(before, gather(deployment))
     return run
+
+
+async def _run_until_noticed(world: World, name: str, state: State) -> Cell:
+    """A fault that may miss has some tries. Raises TimeoutError."""
+    for _ in range(TRIES_TO_HIT if FAULTS[name].counter else 1):
+        cell = await run_cell(world, name, FAULTS[name], state)
+        if not cell.note or cell.wrongs:
+            break
+    return cell
 
 
 async def _at_start(sight: Sight) -> Deployment:

@@ -15,24 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.cli.chaos.evidence import pool_of
+from headrace.protocol.control import Limits
+from headrace.protocol.operator import InstanceFacts
 
-SAMPLE_BYTES = 4096
-LANDED_SAMPLES = 16
-"""More than what decodes beside it changes: that is a slot of a page at a time, a chunk of a prompt is many pages."""
+BLOCK_BYTES, PROBES = 4096, 4
+LANDED_PAGES = 6
+"""What lands is many pages of a prompt, each as a whole. What decodes beside it changes a slot of a page in each step:
+few pages are all changed by that in the second or two in which one looks."""
 
 LANDS_WITHIN_S = 5.0
 LOOK_EVERY_S = 0.01
 STAYS_S = 0.02
 FLIP = 0x10
-"""A high bit of a bf16's exponent, or of what else the byte belongs to: any change must be found."""
+"""Any bit: a digest must tell."""
 
 
 class Landings:
-    """Of processes, from the first time on that each is asked about."""
+    """Of instances, from the first time on that each is asked about."""
 
     def __init__(self) -> None:
         self._exits = ExitStack()
-        self._pools: dict[int, tuple[mmap.mmap, NDArray[np.uint64]]] = {}
+        self._watched: dict[int, _Watched] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -42,44 +45,56 @@ class Landings:
     ) -> None:
         self._exits.close()
 
-    def has_landed(self, pid: int) -> bool:
-        """Where the process has just ended: no."""
-        if pid not in self._pools:
+    def has_landed(self, instance: InstanceFacts) -> bool:
+        """Where its process has just ended: no."""
+        if instance.pid not in self._watched:
             with suppress(OSError):
-                pool = self._exits.enter_context(pool_of(pid))
-                self._pools[pid] = (pool, _sampled(pool))
+                pool = self._exits.enter_context(pool_of(instance.pid))
+                self._watched[instance.pid] = _Watched(pool, instance.limits)
             return False
-        pool, before = self._pools[pid]
-        return int(np.count_nonzero(_sampled(pool) != before)) >= LANDED_SAMPLES
+        return self._watched[instance.pid].first_landed() is not None
 
 
-def _sampled(pool: mmap.mmap) -> NDArray[np.uint64]:
-    return np.frombuffer(pool, dtype=np.uint64)[:: SAMPLE_BYTES // 8].copy()
+class _Watched:
+    """A pool, and what some words of each of its blocks were."""
+
+    def __init__(self, pool: mmap.mmap, limits: Limits) -> None:
+        self._pool = pool
+        self._before = _probes(pool)
+        num_pages = limits.pool_tokens // limits.page_size
+        self._fewest = max(1, LANDED_PAGES * len(self._before) // num_pages)
+
+    def first_landed(self) -> int | None:
+        """The place of the first block that has changed all over, in bytes, once enough of them have."""
+        changed = np.flatnonzero((_probes(self._pool) != self._before).all(axis=1))
+        return None if changed.size < self._fewest else BLOCK_BYTES * int(changed[0])
+
+    def begin_again(self) -> None:
+        self._before = _probes(self._pool)
 
 
-def flip_a_landed_byte(pid: int) -> bool:
+def _probes(pool: mmap.mmap) -> NDArray[np.uint64]:
+    """`[num_blocks, PROBES]`, a copy."""
+    blocks = np.frombuffer(pool, dtype=np.uint64).reshape(-1, BLOCK_BYTES // 8)
+    return blocks[:, :: BLOCK_BYTES // 8 // PROBES].copy()
+
+
+def flip_a_landed_byte(instance: InstanceFacts) -> bool:
     """False: nothing landed in time. Blocks for as long."""
-    with pool_of(pid) as pool:
-        return _flip(pool)
+    with pool_of(instance.pid) as pool:
+        return _flip(pool, _Watched(pool, instance.limits))
 
 
-def _flip(pool: mmap.mmap) -> bool:
+def _flip(pool: mmap.mmap, watched: _Watched) -> bool:
     until = time.monotonic() + LANDS_WITHIN_S
-    before = _words(pool).copy()
     while time.monotonic() < until:
-        changed = np.flatnonzero(_words(pool) != before)
-        if changed.size:
-            place = 8 * int(changed[0])
+        place = watched.first_landed()
+        if place is not None:
             flipped = pool[place] ^ FLIP
             pool[place] = flipped
             time.sleep(STAYS_S)
             if pool[place] == flipped:
                 return True
-            before = _words(pool).copy()
+            watched.begin_again()
         time.sleep(LOOK_EVERY_S)
     return False
-
-
-def _words(pool: mmap.mmap) -> NDArray[np.uint64]:
-    """A view of it, which must not outlive it."""
-    return np.frombuffer(pool, dtype=np.uint64)

@@ -41,12 +41,13 @@ class Sight:
         """None: the gateway does not answer."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._look)
 
-    async def watch(self, state: State, lengths: Collection[int], within_s: float) -> Sighting | None:
+    async def watch(self, state: State, lengths: Collection[int], within_s: float) -> tuple[Sighting | None, Search]:
         """The first request with a prompt of one of these lengths that is seen in that state. None: none was, before
-        they had gone further or in that time."""
+        they had gone further or in that time; and what was seen of them."""
         with Landings() as landings:
             search, until = Search(state, lengths, landings.has_landed), time.monotonic() + within_s
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, search, until)
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._search, search, until)
+            return found, search
 
     async def change_role(self, instance: Uuid, role: FabricRole) -> str:
         """Have it drained, and come back as that. -> the name that it comes back with. Raises InputError, NoAnswer."""

@@ -53,16 +53,17 @@ def serving(deployment: Deployment, *roles: str) -> list[InstanceFacts]:
 
 class Search:
     """For the first request with a prompt of one of `lengths` that is in that state; what was seen of them so far.
-    `is_vain`: they were there, and are no more. `has_landed`: whether anything has landed in the memory of that
-    process since it was first asked about it."""
+    `is_vain`: they were there, and are no more. `has_travelled`: one of them was given to a prefiller. `has_landed`:
+    whether a prompt's pages have landed at that decoder since it was first asked about it."""
 
-    def __init__(self, state: State, lengths: Collection[int], has_landed: Callable[[int], bool]) -> None:
+    def __init__(self, state: State, lengths: Collection[int], has_landed: Callable[[InstanceFacts], bool]) -> None:
         self._state = state
         self._lengths = frozenset(lengths)
         self._waits_since: dict[str, float] = {}
         self._has_landed = has_landed
         self._were_there = False
         self.is_vain = False
+        self.has_travelled = False
 
     def found_in(self, deployment: Deployment, now: float) -> Sighting | None:
         there = [one for one in deployment.requests if one.num_prompt_tokens in self._lengths]
@@ -71,6 +72,7 @@ class Search:
                 return Sighting(at=now, request=request, deployment=deployment)
         self.is_vain = self._were_there and not there
         self._were_there = self._were_there or bool(there)
+        self.has_travelled = self.has_travelled or any(one.prefiller is not None for one in there)
         return None
 
     def _is_in_state(self, request: RequestFacts, deployment: Deployment, now: float) -> bool:
@@ -85,4 +87,4 @@ class Search:
             return False
         if self._state == "starting":
             return request.stage == "transferring"
-        return request.stage == "prefilling" and (self._state == "prefilling" or self._has_landed(decoder.pid))
+        return request.stage == "prefilling" and (self._state == "prefilling" or self._has_landed(decoder))
