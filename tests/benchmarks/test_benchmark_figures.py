@@ -4,7 +4,7 @@ from _gateway_log import decoders, moved, waterfalls
 from abort_storm import recovery_s
 from split_ttft import PARTS, parts
 
-from headrace.gateway.figures import Waterfall
+from headrace.gateway.dispatch.figures import Waterfall
 
 
 def test_throughput_is_back_with_the_first_of_three_good_windows_in_a_row() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from scripted_instance import MODEL, ScriptedDecoder, ScriptedPrefiller, tokens_after, until
 
 from headrace.gateway.budgets import NO_TIERS, Tiers
-from headrace.gateway.dispatch import Dispatcher
+from headrace.gateway.dispatch.dispatcher import Dispatcher
 from headrace.gateway.generation import Generation, Progress
 from headrace.gateway.options import GatewayOptions, Timings
 from headrace.protocol.control import Prefillers, Role, Sampling

@@ -14,8 +14,8 @@ from typing import Self
 from scripted_dispatch import ScriptedDispatch
 
 from headrace.gateway import server
+from headrace.gateway.dispatch.metrics import GatewayMetrics
 from headrace.gateway.generation import Generation, Progress
-from headrace.gateway.metrics import GatewayMetrics
 from headrace.gateway.options import GatewayOptions
 
 MODEL = "mill"

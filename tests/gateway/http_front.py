@@ -16,13 +16,13 @@ from scripted_dispatch import LIMITS, Script, ScriptedDispatch, tokens
 from starlette.types import ASGIApp
 from tiny_vocabulary import byte_level_tokenizer, write_model
 
-from headrace.gateway.app import make_app
 from headrace.gateway.budgets import NO_TIERS, Tiers
-from headrace.gateway.chat import load_chat_template
-from headrace.gateway.connection import Closing
-from headrace.gateway.intake import Intake
+from headrace.gateway.front.app import make_app
+from headrace.gateway.front.chat import load_chat_template
+from headrace.gateway.front.connection import Closing
+from headrace.gateway.front.intake import Intake
+from headrace.gateway.front.vocabulary import load_vocabulary
 from headrace.gateway.options import GatewayOptions
-from headrace.gateway.vocabulary import load_vocabulary
 from headrace.protocol.control import Limits
 
 MODEL = "mill"

@@ -10,8 +10,8 @@ from headrace.errors import InputError
 from headrace.gateway.admit import Queue, admit, longest_sequence, predicted_wait_s, require_in_time
 from headrace.gateway.budgets import Budget
 from headrace.gateway.forecast import Ahead, Fleet, Forecast
+from headrace.gateway.front.openai_errors import error_answer
 from headrace.gateway.generation import BudgetExceeded, Overloaded
-from headrace.gateway.openai_errors import error_answer
 from headrace.gateway.route import DecoderView, PrefillerView, Wanted
 from headrace.protocol.control import MAX_PROMPT_TOKENS, Decoding, Limits, Prefilling
 

@@ -2,7 +2,7 @@
 
 import random
 
-from headrace.gateway.affinity import Affinity, Prompt
+from headrace.gateway.dispatch.affinity import Affinity, Prompt
 from headrace.kvcache.pages import PagePool
 from headrace.kvcache.prefix import PrefixIndex, page_hashes
 from headrace.kvcache.reservation import try_reserve

@@ -11,8 +11,8 @@ from scripted_dispatch import tokens
 from tiny_vocabulary import ENDOFTEXT, IM_END
 
 from headrace.errors import InputError
+from headrace.gateway.front.intake import Intake
 from headrace.gateway.generation import Generation, GenerationFailed, Overloaded, Progress
-from headrace.gateway.intake import Intake
 from headrace.protocol.control import Sampling
 
 TEXT = "and the mill turned."

@@ -7,8 +7,8 @@ from gateway_fleet import A_PROMPT, generation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateway.attempt import Arrived, Attempt, RequestMessage, State
-from headrace.gateway.errand import Errand
+from headrace.gateway.dispatch.attempt import Arrived, Attempt, RequestMessage, State
+from headrace.gateway.dispatch.errand import Errand
 from headrace.protocol.control import (
     Abort,
     Accepted,

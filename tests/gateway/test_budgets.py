@@ -9,7 +9,7 @@ from http_front import MODEL, Front, a_front, make_intake
 
 from headrace.errors import InputError
 from headrace.gateway.budgets import NO_BUDGET, TPOT_HEADER, TTFT_HEADER, Budget, Terms, Tiers, digest_of
-from headrace.gateway.intake import Intake
+from headrace.gateway.front.intake import Intake
 
 TIERS = Tiers(
     budgets={"interactive": Budget(ttft_s=0.5, tpot_s=0.05)},

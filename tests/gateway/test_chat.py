@@ -8,7 +8,7 @@ import pytest
 from tiny_vocabulary import TEMPLATE
 
 from headrace.errors import InputError
-from headrace.gateway.chat import ChatMessage, ChatTemplate, load_chat_template
+from headrace.gateway.front.chat import ChatMessage, ChatTemplate, load_chat_template
 
 ASKED = (ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Why?"))
 

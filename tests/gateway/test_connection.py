@@ -11,9 +11,9 @@ from http_front import MODEL, Front, a_front, make_intake
 from scripted_dispatch import tokens
 from starlette.types import Message
 
+from headrace.gateway.front.intake import Intake
+from headrace.gateway.front.vocabulary import Vocabulary
 from headrace.gateway.generation import Progress
-from headrace.gateway.intake import Intake
-from headrace.gateway.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_body_that_does_not_say_how_large_it_is_is_read_up_to_the_limit(front:
 
 
 def test_a_body_that_does_not_arrive_is_not_waited_for(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.gateway.connection.BODY_PATIENCE_S", 0.01)
+    monkeypatch.setattr("headrace.gateway.front.connection.BODY_PATIENCE_S", 0.01)
     client = Client([{"type": "http.request", "body": b"{", "more_body": True}])
     front.runner.run(client.call(front))
     assert client.status == 408 and "must arrive within" in client.body
@@ -98,7 +98,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(front: Front, monkeypatch
 def test_bodies_of_many_clients_together_take_no_more_than_their_room(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.gateway.connection.MAX_BODIES_BYTES", 100)
+    monkeypatch.setattr("headrace.gateway.front.connection.MAX_BODIES_BYTES", 100)
 
     async def scenario() -> None:
         slow = [Client([{"type": "http.request", "body": b"x" * 40, "more_body": True}]) for _ in range(2)]
@@ -177,8 +177,8 @@ def test_a_cancelled_request_aborts_its_generations(front: Front, stream: bool) 
 def test_a_client_that_reads_no_more_is_given_up_after_its_deadline(
     intake: Intake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.gateway.app.DELIVERY_S", 0.0)
-    monkeypatch.setattr("headrace.gateway.answers.LAST_WORD_S", 0.01)
+    monkeypatch.setattr("headrace.gateway.front.app.DELIVERY_S", 0.0)
+    monkeypatch.setattr("headrace.gateway.front.answers.LAST_WORD_S", 0.01)
 
     class Stuck(Client):
         async def _send(self, message: Message) -> None:

@@ -14,7 +14,7 @@ import zmq.asyncio
 from scripted_instance import announce, on_loop, status, until
 
 from headrace.errors import InputError
-from headrace.gateway.control import MOST_AT_ONCE, ControlSocket
+from headrace.gateway.dispatch.control import MOST_AT_ONCE, ControlSocket
 from headrace.protocol.control import MAX_MESSAGE_BYTES, Beat, InstanceMessage, decode_from_gateway, encode_control
 
 D1, D2, GATEWAY = "d" * 32, "e" * 32, "a" * 32

@@ -23,7 +23,7 @@ from gateway_fleet import (
 from scripted_instance import ScriptedDecoder, ScriptedInstance, on_loop, tokens_after, until
 
 from headrace.errors import InputError
-from headrace.gateway.dispatch import Dispatcher
+from headrace.gateway.dispatch.dispatcher import Dispatcher
 from headrace.gateway.generation import GenerationFailed, Overloaded
 from headrace.protocol.control import (
     Abort,
@@ -282,11 +282,13 @@ async def test_an_instance_that_serves_something_else_is_turned_away_once(
 async def test_every_request_leaves_one_line_with_its_waterfall(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "headrace.gateway.figures")
+    caplog.set_level(logging.DEBUG, "headrace.gateway.dispatch.figures")
     async with fleet(tmp_path) as around:
         around.decoder.token_s = 0.02  # the prefiller's word is here first, as it is when tokens take time
         await is_answered(around.dispatcher, generation())
-        (line,) = [record.getMessage() for record in caplog.records if record.name == "headrace.gateway.figures"]
+        (line,) = [
+            record.getMessage() for record in caplog.records if record.name == "headrace.gateway.dispatch.figures"
+        ]
         assert line.startswith("request: length; queue ")
         assert "prefiller queue 1.0 ms, prefill 2.0 ms, exposed transfer 2.0 ms, hand-over 1.0 ms" in line
         names = f"decoder {around.decoder.announce.name}, prefiller {around.prefiller.announce.name}"

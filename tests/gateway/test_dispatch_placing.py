@@ -16,8 +16,8 @@ from gateway_fleet import (
 )
 from scripted_instance import on_loop, tokens_after, until
 
-from headrace.gateway import observed
-from headrace.gateway.attempt import State
+from headrace.gateway.dispatch import observed
+from headrace.gateway.dispatch.attempt import State
 from headrace.gateway.generation import GenerationFailed
 from headrace.protocol.control import (
     Abort,

@@ -1,6 +1,6 @@
 """Where a request's time went: sums of what three processes say, and the line that a person reads."""
 
-from headrace.gateway.figures import Waterfall, waterfall_of
+from headrace.gateway.dispatch.figures import Waterfall, waterfall_of
 from headrace.protocol.control import Finished, Prefilled
 from headrace.protocol.control import Waterfall as AtDecoder
 

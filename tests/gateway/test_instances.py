@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from scripted_instance import LIMITS, MODEL, announce, status
 
-from headrace.gateway.instances import Came, Drains, Instances, Left, Stranger, TurnedAway
+from headrace.gateway.dispatch.instances import Came, Drains, Instances, Left, Stranger, TurnedAway
 from headrace.gateway.options import Timings
 from headrace.protocol.control import CONTROL_VERSION, Decoding, Goodbye, Limits, NoRoom, Role
 

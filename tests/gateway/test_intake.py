@@ -7,10 +7,10 @@ import pytest
 from tiny_vocabulary import byte_fallback_tokenizer, write_model
 
 from headrace.errors import InputError
-from headrace.gateway.chat import ChatTemplate
-from headrace.gateway.intake import Intake
-from headrace.gateway.openai_errors import Refused
-from headrace.gateway.vocabulary import Vocabulary, load_vocabulary
+from headrace.gateway.front.chat import ChatTemplate
+from headrace.gateway.front.intake import Intake
+from headrace.gateway.front.openai_errors import Refused
+from headrace.gateway.front.vocabulary import Vocabulary, load_vocabulary
 
 BOS = 1
 

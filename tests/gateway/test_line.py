@@ -7,8 +7,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.gateway.dispatch.line import Line, Turn
 from headrace.gateway.forecast import Ahead
-from headrace.gateway.line import Line, Turn
 from headrace.protocol.messages import Tier
 
 

@@ -9,9 +9,9 @@ from gateway_fleet import fleet, generation, is_answered
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_instance import announce, on_loop, status
 
-from headrace.gateway.exchange import DispatchStatistics
-from headrace.gateway.instances import Instance
-from headrace.gateway.metrics import GatewayMetrics
+from headrace.gateway.dispatch.exchange import DispatchStatistics
+from headrace.gateway.dispatch.instances import Instance
+from headrace.gateway.dispatch.metrics import GatewayMetrics
 from headrace.gateway.route import Price
 from headrace.protocol.control import Role
 

@@ -4,10 +4,10 @@ import pytest
 from gateway_fleet import A_PROMPT, generation
 from scripted_instance import MODEL, announce
 
-from headrace.gateway.attempt import Attempt, RequestMessage
-from headrace.gateway.errand import Errand
-from headrace.gateway.instances import Instances
-from headrace.gateway.observed import (
+from headrace.gateway.dispatch.attempt import Attempt, RequestMessage
+from headrace.gateway.dispatch.errand import Errand
+from headrace.gateway.dispatch.instances import Instances
+from headrace.gateway.dispatch.observed import (
     FIRST_SUSPICION_S,
     FORGET_S,
     LONGEST_SUSPICION_S,

@@ -11,8 +11,8 @@ from http_front import MODEL, Front, a_front, make_intake, served
 from openai.types.chat import ChatCompletionMessageParam
 from scripted_dispatch import tokens
 
+from headrace.gateway.front.intake import Intake
 from headrace.gateway.generation import BudgetExceeded, GenerationFailed, Overloaded, Progress
-from headrace.gateway.intake import Intake
 
 TEXT = "and the mill turned."
 MESSAGES: list[ChatCompletionMessageParam] = [

@@ -10,8 +10,8 @@ from http_front import MODEL, Front, a_front, events_of, make_intake, served
 from scripted_dispatch import tokens
 from tiny_vocabulary import IM_END
 
+from headrace.gateway.front.intake import Intake
 from headrace.gateway.generation import Generation, Progress
-from headrace.gateway.intake import Intake
 
 TEXT = "and the mill turned."
 

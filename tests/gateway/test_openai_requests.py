@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InputError
-from headrace.gateway.chat import ChatMessage
-from headrace.gateway.openai_requests import ChatRequest, CompletionRequest, read_request
+from headrace.gateway.front.chat import ChatMessage
+from headrace.gateway.front.openai_requests import ChatRequest, CompletionRequest, read_request
 
 
 def completion(**fields: Any) -> CompletionRequest:

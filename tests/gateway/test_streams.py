@@ -6,9 +6,9 @@ import pytest
 from gateway_fleet import generation
 
 from headrace.gateway.budgets import NO_TIERS, Budget, Tiers
+from headrace.gateway.dispatch.streams import Streams
 from headrace.gateway.forecast import Promise
 from headrace.gateway.route import DecoderView
-from headrace.gateway.streams import Streams
 from headrace.protocol.control import Decoding
 
 VIEW = DecoderView(uuid="d", num_free_pages=9, page_size=16, num_running=1, max_running=8)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tiny_vocabulary import IM_END, byte_fallback_tokenizer, byte_level_tokenizer, write_model
 from tokenizers import Tokenizer, decoders, models
 
-from headrace.gateway.text import UNDECODABLE, ChoiceText, Detokenizer, StopStrings
-from headrace.gateway.vocabulary import Vocabulary, load_vocabulary
+from headrace.gateway.front.text import UNDECODABLE, ChoiceText, Detokenizer, StopStrings
+from headrace.gateway.front.vocabulary import Vocabulary, load_vocabulary
 
 
 def marked_words_tokenizer() -> Tokenizer:

@@ -7,7 +7,7 @@ import pytest
 from tiny_vocabulary import ENDOFTEXT, IM_END, byte_fallback_tokenizer, byte_level_tokenizer, write_model
 
 from headrace.errors import InputError
-from headrace.gateway.vocabulary import load_vocabulary
+from headrace.gateway.front.vocabulary import load_vocabulary
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from role_world import Running, World
 from scripted_gateway import until
 from tiny_checkpoint import Reference
 
-from headrace.gateway.dispatch import Dispatcher
+from headrace.gateway.dispatch.dispatcher import Dispatcher
 from headrace.gateway.generation import Generation
 from headrace.gateway.options import DEFAULT_TIMINGS, GatewayOptions, Timings
 from headrace.protocol.control import Sampling, Status

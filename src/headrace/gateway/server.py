@@ -18,14 +18,14 @@ import uvloop
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.gateway.app import make_app
-from headrace.gateway.chat import load_chat_template
-from headrace.gateway.connection import Closing
-from headrace.gateway.dispatch import Dispatcher
-from headrace.gateway.intake import Intake
+from headrace.gateway.dispatch.dispatcher import Dispatcher
+from headrace.gateway.front.app import make_app
+from headrace.gateway.front.chat import load_chat_template
+from headrace.gateway.front.connection import Closing
+from headrace.gateway.front.intake import Intake
+from headrace.gateway.front.vocabulary import load_vocabulary
 from headrace.gateway.listening import bind
 from headrace.gateway.options import GatewayOptions
-from headrace.gateway.vocabulary import load_vocabulary
 
 GRACE_S = 0.5  # after a signal, for answers that are nearly done
 MOST_HEAD_BYTES = 64 * 2**10

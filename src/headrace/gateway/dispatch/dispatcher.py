@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from headrace.gateway.budgets import TIERS
-from headrace.gateway.control import ControlSocket
-from headrace.gateway.exchange import DispatchStatistics, Exchange
+from headrace.gateway.dispatch.control import ControlSocket
+from headrace.gateway.dispatch.exchange import DispatchStatistics, Exchange
+from headrace.gateway.dispatch.instances import Instance
+from headrace.gateway.dispatch.life import live
+from headrace.gateway.dispatch.metrics import GatewayMetrics
+from headrace.gateway.dispatch.operator_desk import OperatorDesk
 from headrace.gateway.generation import Generation, Progress
-from headrace.gateway.instances import Instance
-from headrace.gateway.life import live
-from headrace.gateway.metrics import GatewayMetrics
-from headrace.gateway.operator_desk import OperatorDesk
 from headrace.gateway.options import DEFAULT_TIMINGS, GatewayOptions, Timings
 from headrace.protocol.control import Limits
 from headrace.protocol.operator import OperatorMessage

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headrace.gateway.choices import Delta, Usage
+from headrace.gateway.front.choices import Delta, Usage
 from headrace.gateway.generation import FinishReason
 from headrace.protocol.messages import Tier
 

@@ -8,11 +8,11 @@ import logging
 from dataclasses import dataclass
 from math import inf
 
-from headrace.gateway.attempt import Arrived, Attempt
+from headrace.gateway.dispatch.attempt import Arrived, Attempt
+from headrace.gateway.dispatch.metrics import GatewayMetrics, Outcome
+from headrace.gateway.dispatch.placing import Predicted
 from headrace.gateway.forecast import Forecast
 from headrace.gateway.generation import Generation, Latency
-from headrace.gateway.metrics import GatewayMetrics, Outcome
-from headrace.gateway.placing import Predicted
 from headrace.protocol.control import Finished, Prefilled
 
 _log = logging.getLogger(__name__)

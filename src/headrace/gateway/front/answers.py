@@ -22,11 +22,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.errors import HeadraceError
-from headrace.gateway.choices import Delta, Tell, Usage
-from headrace.gateway.connection import Closing, attend
+from headrace.gateway.front.choices import Delta, Tell, Usage
+from headrace.gateway.front.connection import Closing, attend
+from headrace.gateway.front.openai_answers import Finished, Shape
+from headrace.gateway.front.openai_errors import ErrorAnswer, error_answer
 from headrace.gateway.generation import FinishReason, GenerationFailed
-from headrace.gateway.openai_answers import Finished, Shape
-from headrace.gateway.openai_errors import ErrorAnswer, error_answer
 
 LAST_WORD_S = 10.0  # for the end of a stream whose client reads no more
 SSE_HEADERS: Mapping[str, str] = {

@@ -18,16 +18,16 @@ from math import inf
 
 from headrace.errors import HeadraceError, InputError, ProtocolFault
 from headrace.gateway.admit import Queue, admit
-from headrace.gateway.attempt import Attempt, State
-from headrace.gateway.door import let_in
-from headrace.gateway.errand import Errand
-from headrace.gateway.exchange import Exchange
-from headrace.gateway.figures import Figures
+from headrace.gateway.dispatch.attempt import Attempt, State
+from headrace.gateway.dispatch.door import let_in
+from headrace.gateway.dispatch.errand import Errand
+from headrace.gateway.dispatch.exchange import Exchange
+from headrace.gateway.dispatch.figures import Figures
+from headrace.gateway.dispatch.line import Turn
+from headrace.gateway.dispatch.metrics import GatewayMetrics, Outcome
+from headrace.gateway.dispatch.patience import Patience
+from headrace.gateway.dispatch.placing import RETRY_AFTER_S, Placing
 from headrace.gateway.generation import FinishReason, Generation, GenerationFailed, Overloaded, Progress
-from headrace.gateway.line import Turn
-from headrace.gateway.metrics import GatewayMetrics, Outcome
-from headrace.gateway.patience import Patience
-from headrace.gateway.placing import RETRY_AFTER_S, Placing
 from headrace.protocol.control import decode_from_gateway, encode_control
 from headrace.protocol.messages import MOST_REMAINING_S
 

@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 
-from headrace.gateway.exchange import Exchange
+from headrace.gateway.dispatch.exchange import Exchange
 from headrace.gateway.generation import GenerationFailed
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 import zmq
 
 from headrace.errors import InputError, ProtocolFault
-from headrace.gateway.socket_file import SocketFile, private_socket
+from headrace.gateway.dispatch.socket_file import SocketFile, private_socket
 from headrace.protocol.control import (
     MAX_MESSAGE_BYTES,
     GatewayMessage,

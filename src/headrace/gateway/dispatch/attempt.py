@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from headrace.gateway.affinity import Prompt
-from headrace.gateway.errand import Errand
+from headrace.gateway.dispatch.affinity import Prompt
+from headrace.gateway.dispatch.errand import Errand
 from headrace.protocol.control import (
     Abort,
     Accepted,

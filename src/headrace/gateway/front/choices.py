@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from headrace.errors import InputError
 from headrace.gateway.budgets import Terms
+from headrace.gateway.front.openai_requests import SharedFields
+from headrace.gateway.front.text import ChoiceText
+from headrace.gateway.front.vocabulary import Vocabulary
 from headrace.gateway.generation import Dispatch, FinishReason, Generation, GenerationFailed, Progress
-from headrace.gateway.openai_requests import SharedFields
-from headrace.gateway.text import ChoiceText
-from headrace.gateway.vocabulary import Vocabulary
 from headrace.protocol.control import Sampling
 
 

@@ -7,9 +7,9 @@ request's stage is read off its attempt, which hears all that the gateway hears 
 import os
 from itertools import count, islice
 
-from headrace.gateway.attempt import Attempt, State
-from headrace.gateway.exchange import Exchange
-from headrace.gateway.instances import Instance
+from headrace.gateway.dispatch.attempt import Attempt, State
+from headrace.gateway.dispatch.exchange import Exchange
+from headrace.gateway.dispatch.instances import Instance
 from headrace.gateway.options import GatewayOptions
 from headrace.protocol.control import CONTROL_VERSION, Drain, Role, Successor
 from headrace.protocol.messages import MOST_REMAINING_S, clipped

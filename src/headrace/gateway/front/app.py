@@ -17,15 +17,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.errors import HeadraceError
 from headrace.gateway.admit import longest_sequence
-from headrace.gateway.answers import ErrorResponse, JsonResponse, StreamedAnswer, WholeAnswer, Work
 from headrace.gateway.budgets import Terms
-from headrace.gateway.choices import PromptTokens, Tell, Usage, plan_choices, run_choices
-from headrace.gateway.connection import Bodies, Closing
+from headrace.gateway.front.answers import ErrorResponse, JsonResponse, StreamedAnswer, WholeAnswer, Work
+from headrace.gateway.front.choices import PromptTokens, Tell, Usage, plan_choices, run_choices
+from headrace.gateway.front.connection import Bodies, Closing
+from headrace.gateway.front.intake import Intake
+from headrace.gateway.front.openai_answers import ChatShape, CompletionShape, Shape, model_json, service_tier_of
+from headrace.gateway.front.openai_errors import Refused, error_answer
+from headrace.gateway.front.openai_requests import SharedFields
 from headrace.gateway.generation import Dispatch
-from headrace.gateway.intake import Intake
-from headrace.gateway.openai_answers import ChatShape, CompletionShape, Shape, model_json, service_tier_of
-from headrace.gateway.openai_errors import Refused, error_answer
-from headrace.gateway.openai_requests import SharedFields
 from headrace.gateway.options import GatewayOptions
 
 INLINE_BYTES = 4096  # of a body: some 3 ms of tokenising, no more may hold up everybody's tokens

@@ -13,9 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headrace.gateway.budgets import TIERS
-from headrace.gateway.exchange import DispatchStatistics
+from headrace.gateway.dispatch.exchange import DispatchStatistics
+from headrace.gateway.dispatch.instances import Instance
 from headrace.gateway.generation import BudgetExceeded, Latency, Overloaded
-from headrace.gateway.instances import Instance
 from headrace.gateway.route import Price
 from headrace.protocol.control import Role
 from headrace.protocol.messages import Tier

@@ -9,7 +9,7 @@ lets out does not depend on how the text was cut.
 
 from collections.abc import Iterable, Sequence
 
-from headrace.gateway.vocabulary import Vocabulary
+from headrace.gateway.front.vocabulary import Vocabulary
 
 UNDECODABLE = "\ufffd"
 MOST_TOKENS_OF_A_CHARACTER = 4  # UTF-8 has at most four bytes, and a token has at least one

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 from pydantic_core import ErrorDetails, from_json
 
 from headrace.errors import InputError
-from headrace.gateway.chat import ChatMessage
-from headrace.gateway.openai_fields import Prompt, WrongValue, parse_content, parse_prompts, parse_stops, shown
+from headrace.gateway.front.chat import ChatMessage
+from headrace.gateway.front.openai_fields import Prompt, WrongValue, parse_content, parse_prompts, parse_stops, shown
 from headrace.protocol.messages import Tier
 
 MAX_GENERATIONS = 16  # of one request: prompts times n

@@ -16,13 +16,13 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from headrace.errors import InputError
-from headrace.gateway.attempt import Attempt, State
-from headrace.gateway.door import fleet_for
-from headrace.gateway.exchange import Exchange
+from headrace.gateway.dispatch.attempt import Attempt, State
+from headrace.gateway.dispatch.door import fleet_for
+from headrace.gateway.dispatch.exchange import Exchange
+from headrace.gateway.dispatch.line import Turn
+from headrace.gateway.dispatch.patience import Patience
 from headrace.gateway.forecast import Fleet, kept_by, pace_with
 from headrace.gateway.generation import Overloaded
-from headrace.gateway.line import Turn
-from headrace.gateway.patience import Patience
 from headrace.gateway.route import DecoderView, Price, Route, Wanted, route
 from headrace.protocol.messages import Uuid
 

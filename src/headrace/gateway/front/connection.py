@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from headrace.gateway.front.openai_errors import Refused, ShuttingDown
 from headrace.gateway.generation import Overloaded
-from headrace.gateway.openai_errors import Refused, ShuttingDown
 
 MAX_BODY_BYTES = 10 * 2**20
 MAX_BODIES_BYTES = 128 * 2**20  # of all clients together: a thousand may come at once

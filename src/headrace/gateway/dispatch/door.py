@@ -4,12 +4,12 @@ Runs on the gateway's loop. `admit` and `forecast` decide, and know no tables.
 """
 
 from headrace.gateway.admit import require_in_time
-from headrace.gateway.affinity import Prompt
 from headrace.gateway.budgets import NO_BUDGET
-from headrace.gateway.exchange import Exchange
+from headrace.gateway.dispatch.affinity import Prompt
+from headrace.gateway.dispatch.exchange import Exchange
+from headrace.gateway.dispatch.line import Turn
 from headrace.gateway.forecast import Fleet, Forecast
 from headrace.gateway.generation import Generation
-from headrace.gateway.line import Turn
 from headrace.gateway.route import Wanted
 
 

@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from headrace.gateway.affinity import Affinity, Prompt
-from headrace.gateway.attempt import Attempt, RequestMessage
-from headrace.gateway.instances import Instance, Instances, decoder_view
+from headrace.gateway.dispatch.affinity import Affinity, Prompt
+from headrace.gateway.dispatch.attempt import Attempt, RequestMessage
+from headrace.gateway.dispatch.instances import Instance, Instances, decoder_view
 from headrace.gateway.route import UNMEASURED, DecoderView, Pair, PrefillerView, TransferCost
 from headrace.kvcache.prefix import num_whole_pages
 from headrace.protocol.control import Accepted, Finished, Tokens

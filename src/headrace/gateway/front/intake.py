@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.errors import InputError
-from headrace.gateway.chat import ChatTemplate
-from headrace.gateway.choices import PromptTokens
-from headrace.gateway.openai_errors import Refused
-from headrace.gateway.openai_fields import Prompt
-from headrace.gateway.openai_requests import ChatRequest, CompletionRequest, read_request
-from headrace.gateway.vocabulary import Vocabulary
+from headrace.gateway.front.chat import ChatTemplate
+from headrace.gateway.front.choices import PromptTokens
+from headrace.gateway.front.openai_errors import Refused
+from headrace.gateway.front.openai_fields import Prompt
+from headrace.gateway.front.openai_requests import ChatRequest, CompletionRequest, read_request
+from headrace.gateway.front.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.errors import InputError
-from headrace.gateway.attempt import Attempt, RequestMessage
 from headrace.gateway.budgets import NO_TIERS, Tiers
-from headrace.gateway.control import Fault
-from headrace.gateway.instances import Came, Change, Drains, Instance, Instances, Left, Stranger, TurnedAway
-from headrace.gateway.line import Line
-from headrace.gateway.observed import Observed
+from headrace.gateway.dispatch.attempt import Attempt, RequestMessage
+from headrace.gateway.dispatch.control import Fault
+from headrace.gateway.dispatch.instances import Came, Change, Drains, Instance, Instances, Left, Stranger, TurnedAway
+from headrace.gateway.dispatch.line import Line
+from headrace.gateway.dispatch.observed import Observed
+from headrace.gateway.dispatch.streams import Streams
 from headrace.gateway.options import Timings
 from headrace.gateway.route import choose_prefiller, num_pages_wanted
-from headrace.gateway.streams import Streams
 from headrace.protocol.control import (
     Abort,
     Accepted,

@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace.errors import InputError
-from headrace.gateway.vocabulary import read_json
+from headrace.gateway.front.vocabulary import read_json
 
 # What a template can raise over messages that it cannot take, beside its own errors: it is code, written by others.
 TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
