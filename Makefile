@@ -7,6 +7,9 @@
 #                  HEADRACE_TABLE=FILE keeps (half an hour)
 # make soak        a hundred thousand random histories of the messenger, and 24 GiB over each transport with readers
 #                  that are killed in the middle (half an hour)
+# make chaos       every fault in every state of a request, made in running deployments over each transport
+#                  (ARGS='--faults link-cut', TRANSPORTS=tcp; three quarters of an hour)
+# make soak-serving  drawn faults under load for half an hour, or MINUTES=5, over each transport
 # make sanitize    the tests of the native modules, in a build of their own that traps wrong addresses and undefined
 #                  behaviour; SANITIZERS=thread for races instead (minutes, the first time more)
 # make fuzz        what parses a peer's bytes, fed by fuzzers for SECONDS_EACH=60 each (clang++; ARGS='lane' for one)
@@ -18,13 +21,14 @@ PYTHON     ?=
 WORKERS    ?= 2
 ARGS       ?=
 SANITIZERS ?= address,undefined
+MINUTES    ?= 30
 
 BIN    := .venv/bin
 NATIVE := $(shell find src -path "*/native/*" -name "*.h" -o -path "*/native/*" -name "*.cpp")
 
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: setup serve test test-hosts test-transports test-matrix soak sanitize fuzz bench check format clean distclean
+.PHONY: setup serve test test-hosts test-transports test-matrix chaos soak soak-serving sanitize fuzz bench check format clean distclean
 .PHONY: lint lint-format lint-style lint-types lint-imports
 
 setup:
@@ -49,6 +53,12 @@ test-matrix: setup
 soak: setup
 	HEADRACE_HISTORIES=100000 HEADRACE_SOAK_GIB=24 $(BIN)/python -m pytest -n $(WORKERS) -o timeout=3600 -o faulthandler_timeout=7200 \
 	    tests/messenger/test_random_histories.py tests/fabric/test_native_soak.py $(ARGS)
+
+chaos: setup
+	@tools/chaos $(ARGS)
+
+soak-serving: setup
+	@tools/chaos --minutes $(MINUTES) $(ARGS)
 
 sanitize: setup
 	@SANITIZERS='$(SANITIZERS)' WORKERS='$(WORKERS)' tools/sanitize $(ARGS)

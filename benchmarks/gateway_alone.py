@@ -276,6 +276,8 @@ async def measure(server: Server, workload: Workload, num_connections: int, seco
     failed.result()
     is_stream = workload.max_tokens > 1
     count, times = (seen.num_tokens, seen.gaps_s) if is_stream else (seen.num_requests, seen.latencies_s)
+    if not count:
+        raise SystemExit(f"{workload.name}: nothing was answered within {seconds} s")
     return Figures(
         rate=count / wall_s,
         cpu_us=cpu_s / count * 1e6,

@@ -102,7 +102,7 @@ def status(
     num_free_pages: int = 64,
     num_running: int = 0,
     num_queued_tokens: int = 0,
-    num_interactive_tokens: int = 0,
+    num_background_tokens: int = 0,
     prefill_rate: float | None = None,
     decoding: Decoding | None = None,
     is_draining: bool = False,
@@ -113,8 +113,8 @@ def status(
         num_running=num_running,
         num_waiting=0,
         num_queued_tokens=num_queued_tokens,
-        num_interactive_tokens=num_interactive_tokens,
-        prefilling=None if prefill_rate is None else Prefilling(step_s=0.0, rate=prefill_rate),
+        num_interactive_tokens=num_queued_tokens - num_background_tokens,
+        prefilling=None if prefill_rate is None else Prefilling(step_s=0.0, rate=prefill_rate, chunk_tokens=64),
         decoding=decoding,
         is_draining=is_draining,
         gauges={"pages.held": 3.0},
@@ -133,6 +133,7 @@ class ScriptedInstance:
         self.prefill_rate: float | None = None  # at which it prefills, it says
         self.num_queued_tokens = 0  # to be prefilled, it says
         self.is_draining = False
+        self.num_background_tokens = 0  # those of them that are flex
         self._status_s = status_s
         self._gateways: set[str] = set()
         self._endpoint = endpoint
@@ -198,6 +199,7 @@ class ScriptedInstance:
         return status(
             self.uuid,
             num_queued_tokens=self.num_queued_tokens,
+            num_background_tokens=self.num_background_tokens,
             prefill_rate=self.prefill_rate,
             is_draining=self.is_draining,
         )
@@ -302,9 +304,11 @@ class ScriptedDecoder(ScriptedInstance):
         self.is_stalled = False  # accepts, then says nothing
         self.accept_delay_s = 0.0
         self.token_s = 0.0  # between two tokens
+        self.row_s: float | None = None  # of a decode step, it says
         self.rejects: tuple[str, str] | None = None
         self.uses_leases = True
         self.num_failing_tickets = 0
+        self.fails_by_faults = False
         self.repeats = False  # says all Tokens twice, and the first ones again with every one
         self.skips: int | None = None  # the index of a token that is never sent
         self.stops_after: int | None = None  # with a stop token
@@ -319,8 +323,24 @@ class ScriptedDecoder(ScriptedInstance):
             num_free_pages=64 - len(self.running),
             num_running=len(self.running),
             num_queued_tokens=self.num_queued_tokens,
+            num_background_tokens=self.num_background_tokens,
             prefill_rate=self.prefill_rate,
             is_draining=self.is_draining,
+            decoding=self.decoding(),
+        )
+
+    def decoding(self) -> Decoding | None:
+        """What it says of its decode steps: `row_s` for each that runs."""
+        if self.row_s is None:
+            return None
+        generates = [generate for generate in self.all_heard(Generate) if generate.request_id in self.running]
+        return Decoding(
+            step_s=0.0,
+            row_s=self.row_s,
+            key_s=0.0,
+            num_rows=len(generates),
+            num_keys=sum(len(generate.token_ids) for generate in generates),
+            num_interactive=sum(generate.tier == "interactive" for generate in generates),
         )
 
     def hear(self, message: GatewayMessage) -> None:
@@ -377,7 +397,11 @@ class ScriptedDecoder(ScriptedInstance):
         assert generate.prefill is not None
         before = len(self.answers(generate.request_id))
         need = NeedPrefill(
-            sender=self.uuid, request_id=generate.request_id, prefiller=generate.prefill.prefiller, reason="scripted"
+            sender=self.uuid,
+            request_id=generate.request_id,
+            prefiller=generate.prefill.prefiller,
+            reason="scripted",
+            is_fault=self.fails_by_faults,
         )
         self.say(need)
         deadline = asyncio.get_running_loop().time() + 0.2

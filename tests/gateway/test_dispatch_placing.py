@@ -246,6 +246,21 @@ async def test_the_second_prefiller_dies_while_it_is_asked(tmp_path: Path) -> No
 
 
 @on_loop
+async def test_a_prefiller_whose_transfers_fail_again_and_again_is_asked_no_more(tmp_path: Path) -> None:
+    """Until a while later. A refusal is no fault."""
+    async with fleet(tmp_path, prefillers=2) as around:
+        first = min(around.prefillers, key=lambda prefiller: prefiller.uuid)
+        other = next(prefiller for prefiller in around.prefillers if prefiller is not first)
+        for is_fault, num_asked in ((False, 2), (True, 2), (False, 0)):
+            before = len(first.all_heard(Reserve))
+            for nth in range(2):
+                around.decoder.num_failing_tickets, around.decoder.fails_by_faults = min(1, num_asked), is_fault
+                await is_answered(around.dispatcher, generation(f"{is_fault}-{num_asked}-{nth}"))
+            assert len(first.all_heard(Reserve)) - before == num_asked
+        assert len(other.all_heard(Reserve)) == 6
+
+
+@on_loop
 async def test_the_pace_that_a_refused_client_is_told_is_that_of_a_time_in_which_requests_wait(tmp_path: Path) -> None:
     async with fleet(tmp_path) as around:
         placed_at = around.dispatcher._exchange.placed_at

@@ -7,7 +7,7 @@ from scripted_instance import MODEL, announce
 from headrace.gateway.attempt import Attempt, RequestMessage
 from headrace.gateway.errand import Errand
 from headrace.gateway.instances import Instances
-from headrace.gateway.observed import FORGET_S, Observed, fit
+from headrace.gateway.observed import FIRST_SUSPICION_S, FORGET_S, LONGEST_SUSPICION_S, SUSPECTED, Observed, fit
 from headrace.gateway.options import Timings
 from headrace.gateway.route import TransferCost
 from headrace.protocol.control import Accepted, Finished, Granted, Prefilled, Tokens, Waterfall
@@ -149,3 +149,45 @@ def test_a_fit_is_never_negative_and_takes_nothing_for_a_slope_that_is_none() ->
     assert steep.base_s >= 0 and steep.predict(550) == pytest.approx(4.5)
     level = fit([(100, 0.02), (1000, 0.11), (2000, 0.21)])
     assert (level.base_s, level.token_s) == (pytest.approx(0.01), pytest.approx(1e-4))
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------
+
+
+def test_one_fault_of_a_pair_is_an_accident_and_the_second_in_a_row_is_not() -> None:
+    known = observed()
+    assert known.failed(P, D, 0.0) == 0.0 and known.transfers(0.0) == {}
+    assert known.failed(P, D, 1.0) == FIRST_SUSPICION_S
+    assert known.transfers(1.0) == {(P, D): SUSPECTED}
+
+
+def test_a_suspected_pair_is_tried_again_later_and_later() -> None:
+    known = observed()
+    known.failed(P, D, 0.0)
+    times = [known.failed(P, D, 0.0) for _ in range(6)]
+    assert times == [FIRST_SUSPICION_S * 2**nth for nth in range(4)] + 2 * [LONGEST_SUSPICION_S]
+    assert known.transfers(LONGEST_SUSPICION_S - 0.1) and known.transfers(LONGEST_SUSPICION_S) == {}
+
+
+def test_a_transfer_that_succeeds_clears_its_pair_of_all_suspicion() -> None:
+    known = observed()
+    known.failed(P, D, 0.0)
+    known.failed(P, D, 0.0)
+    fetched(known, exposed_s=0.25)
+    assert known.transfers(0.0) == {(P, D): TransferCost(base_s=pytest.approx(0.25))}
+    assert known.failed(P, D, 0.0) == 0.0
+
+
+def test_a_prompt_that_its_decoder_computed_in_the_end_clears_nobody() -> None:
+    known = observed()
+    known.failed(P, D, 0.0)
+    hears(known, offered(), accepted(), FIRST)
+    hears(known, offered(), accepted(), finished(Waterfall(local_prefill_s=0.3)))
+    assert known.failed(P, D, 0.0) > 0.0
+
+
+def test_the_faults_of_an_instance_leave_with_it() -> None:
+    known = observed()
+    known.failed(P, D, 0.0)
+    known.left(P)
+    assert known.failed(P, D, 0.0) == 0.0

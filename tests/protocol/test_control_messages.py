@@ -123,7 +123,7 @@ FROM_INSTANCE: list[InstanceMessage] = [
     Rejected(sender=UUID, request_id="r", field="max_tokens", text="must be at most 3, is 4"),
     TOKENS,
     FINISHED,
-    NeedPrefill(sender=UUID, request_id="r", prefiller=UUID, reason="peer_lost: it has exited"),
+    NeedPrefill(sender=UUID, request_id="r", prefiller=UUID, reason="peer_lost: it has exited", is_fault=True),
 ]
 FROM_GATEWAY: list[GatewayMessage] = [
     Beat(sender=UUID),

@@ -320,7 +320,7 @@ KeyTiers = Annotated[
 MaxQueued = Annotated[
     int,
     _option(
-        *("--max-queued", "N", "Requests that wait; the next one is answered 429.", PROCESS_PANEL),
+        *("--max-queued", "N", "Requests of a tier that wait; the next one is answered 429.", PROCESS_PANEL),
         parser=whole_number(least=1, most=MOST_REQUESTS),
     ),
 ]

@@ -57,7 +57,8 @@ class ControlSocket:
     def __init__(self, endpoint: str) -> None:
         self._num_dropped: Counter[Fault] = Counter()
         self._warned: set[bytes] = set()
-        self._news: asyncio.Future[None] | None = None  # while somebody waits for a message
+        self._has_news = True  # there may be a message
+        self._waiting: asyncio.Future[None] | None = None  # somebody, for one
         self._loop: asyncio.AbstractEventLoop | None = None  # that watches the descriptor
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -88,14 +89,17 @@ class ControlSocket:
             raise
         finally:
             # Whatever is called takes the news off the descriptor, which will not tell of them again.
-            if self._news is not None and int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
+            if not self._has_news and int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 self._tell_news()
         return True
 
     async def receive(self) -> list[InstanceMessage | OperatorMessage]:
         """What has come, once something has: MOST_AT_ONCE of anybody at the most, less those that are none."""
-        while not (taken := self._take()):
-            await self._wait_news()
+        taken: list[list[bytes]] = []
+        while not taken:
+            if not self._has_news:
+                await self._wait_news()
+            taken = self._take()
         return [message for identity, *parts in taken if (message := self._checked(identity, parts)) is not None]
 
     def _take(self) -> list[list[bytes]]:
@@ -104,7 +108,7 @@ class ControlSocket:
             while len(taken) < MOST_AT_ONCE:
                 taken.append(self._take_one())
         except zmq.Again:
-            pass
+            self._has_news = False
         return taken
 
     def _take_one(self) -> list[bytes]:
@@ -122,15 +126,16 @@ class ControlSocket:
         if self._loop is None:
             self._loop = loop
             loop.add_reader(self._socket.fileno(), self._tell_news)
-        self._news = loop.create_future()
+        self._waiting = loop.create_future()
         try:
-            await self._news
+            await self._waiting
         finally:
-            self._news = None
+            self._waiting = None
 
     def _tell_news(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        self._has_news = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def _checked(self, identity: bytes, parts: list[bytes]) -> InstanceMessage | OperatorMessage | None:
         if len(parts) != 1:

@@ -44,6 +44,7 @@ class Dispatcher:
             timings=self._timings,
             send=self._control.send,
             now=time.monotonic(),
+            tiers=self._options.tiers,
         )
         self._desk = OperatorDesk(self._options, self._exchange)
         self.metrics.expose(self)

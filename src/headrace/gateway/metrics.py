@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from headrace.gateway.budgets import TIERS
 from headrace.gateway.exchange import DispatchStatistics
+from headrace.gateway.generation import Latency
 from headrace.gateway.instances import Instance
 from headrace.gateway.route import Price
 from headrace.protocol.control import Role
@@ -21,6 +22,9 @@ from headrace.protocol.messages import Tier
 
 Outcome = Literal["stop", "length", "refused", "overloaded", "unavailable", "failed", "deadline", "closed"]
 """closed: by whoever asked, because the client left or a stop string came."""
+
+Reason = Literal["queue", "ttft", "tpot", "ttft_out_of_reach", "tpot_out_of_reach"]
+"""Of a 429: too many waited, or a budget that could not be kept, now or at any time."""
 
 ROLES: tuple[Role, ...] = ("prefiller", "decoder", "colocated")
 REQUEST_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -70,6 +74,28 @@ class GatewayMetrics:
             ["came"],
         )
 
+        self._expectation_error = self._histogram(
+            "admission_ttft_prediction_error",
+            "The same of requests with a budget, when they were let in",
+            REQUEST_BUCKETS_S,
+            ["came"],
+        )
+        self._tpot_error = self._histogram(
+            "tpot_prediction_error",
+            "How far the mean time of a request's tokens was from what its routing had predicted",
+            TOKEN_BUCKETS_S,
+            ["came"],
+        )
+        self._budgets = Counter(
+            "headrace_budgets",
+            "Requests with a budget whose first token came (ttft) or that had two (tpot)",
+            ["latency", "tier", "outcome"],
+            registry=self._registry,
+        )
+        self._refusals = Counter(
+            "headrace_refusals", "Requests that were answered 429", ["reason", "tier"], registry=self._registry
+        )
+
     def _histogram(self, name: str, text: str, buckets: Sequence[float], labels: Iterable[str] = ()) -> Histogram:
         return Histogram(f"headrace_{name}_seconds", text, labels, buckets=buckets, registry=self._registry)
 
@@ -95,8 +121,21 @@ class GatewayMetrics:
         """The first token came so long after its routing."""
         for term, seconds in price.terms.items():
             self._predicted.labels(term).inc(seconds)
-        came = "later" if ttft_s >= price.ttft_s else "sooner"
-        self._prediction_error.labels(came).observe(abs(ttft_s - price.ttft_s))
+        _observe_error(self._prediction_error, price.ttft_s, ttft_s)
+
+    def expected(self, predicted_s: float, ttft_s: float) -> None:
+        """The first token came so long after its request was let in."""
+        _observe_error(self._expectation_error, predicted_s, ttft_s)
+
+    def predicted_tpot(self, predicted_s: float, tpot_s: float) -> None:
+        _observe_error(self._tpot_error, predicted_s, tpot_s)
+
+    def compared(self, latency: Latency, tier: Tier, *, is_kept: bool) -> None:
+        """With its budget. A request that failed before its first token has missed that."""
+        self._budgets.labels(latency, tier, "held" if is_kept else "missed").inc()
+
+    def turned_away(self, tier: Tier, reason: Reason) -> None:
+        self._refusals.labels(reason, tier).inc()
 
     def next_tokens(self, tier: Tier, itl_s: float, num_tokens: int) -> None:
         self._itl_of[tier].observe(itl_s)
@@ -132,6 +171,11 @@ class _State(Collector):
         yield _by_label(CounterMetricFamily, "headrace_dispatch_events", "event", statistics.num_events)
         yield _by_label(CounterMetricFamily, "headrace_dropped_messages", "fault", statistics.num_dropped)
         yield from _passed_through(instances)
+
+
+def _observe_error(histogram: Histogram, predicted_s: float, seconds: float) -> None:
+    came = "later" if seconds >= predicted_s else "sooner"
+    histogram.labels(came).observe(abs(seconds - predicted_s))
 
 
 Label = TypeVar("Label", bound=str)

@@ -5,10 +5,12 @@ only shows between them, or over many requests:
 
     affinity      by instance: a prompt's pages, from its first token on
     transfers     by prefiller and decoder: what the decoder waited beyond the prefiller's own queue and prefill
+    faults        by prefiller and decoder: tickets that failed, one after another with none in between that did not
     hand-overs    of all decoders: from the last byte, or the last chunk, to the first token. Which of them is slow
                   shows in how long it keeps what it runs; one slow start is not to be held against it
 
-What was learned of a transfer is forgotten after a minute without another: a link that was slow is tried again.
+What was learned of a transfer is forgotten after a minute without another: a link that was slow is tried again. So is a
+pair that is suspected: once is an accident, after repeats other ways are taken for a while, longer each time.
 """
 
 from collections import deque
@@ -32,6 +34,31 @@ HAND_OVER_SHARE = 0.2
 """Of the newest in the mean."""
 
 
+ACCIDENTS = 1
+"""So many faults of a pair in a row are none."""
+FIRST_SUSPICION_S, LONGEST_SUSPICION_S = 5.0, 60.0
+SUSPECTED = TransferCost(base_s=60.0)
+"""Whoever else can compute the prompt does: more than any other way takes."""
+
+
+@dataclass(slots=True)
+class _Faults:
+    """Of one pair, in a row."""
+
+    number: int = 0
+    suspected_until: float = 0.0
+
+    def one_more(self, now: float) -> float:
+        """-> for how long it is suspected."""
+        self.number += 1
+        repeats = self.number - ACCIDENTS
+        if repeats < 1:
+            return 0.0
+        suspected_s = min(LONGEST_SUSPICION_S, FIRST_SUSPICION_S * 2.0 ** min(repeats - 1, 30))
+        self.suspected_until = now + suspected_s
+        return suspected_s
+
+
 @dataclass(slots=True)
 class _Transfers:
     """Of one pair."""
@@ -48,6 +75,7 @@ class Observed:
         self.affinity = Affinity()
         self._instances = instances
         self._transfers: dict[Pair, _Transfers] = {}
+        self._faults: dict[Pair, _Faults] = {}
         self._hand_over_s: float | None = None
 
     # ---- what is told ------------------------------------------------------------------------------------------
@@ -65,6 +93,10 @@ class Observed:
                 self._handed_over(message)
                 self._transferred(attempt, message, now)
 
+    def failed(self, prefiller: Uuid, decoder: Uuid, now: float) -> float:
+        """A ticket between them, and not by a refusal. -> for how long the pair is suspected, seconds."""
+        return self._faults.setdefault((prefiller, decoder), _Faults()).one_more(now)
+
     def wrote(self, attempt: Attempt, token_ids: Sequence[int]) -> None:
         """All tokens that its decoder knows at its end, the prompt's among them: it keeps their pages too."""
         decoder = None if attempt.offered_to is None else self._instances.get(attempt.offered_to)
@@ -78,6 +110,7 @@ class Observed:
         """An instance is gone: what comes back is another, or has aborted everything."""
         self.affinity.forget(uuid)
         self._transfers = {pair: known for pair, known in self._transfers.items() if uuid not in pair}
+        self._faults = {pair: faults for pair, faults in self._faults.items() if uuid not in pair}
 
     def _looked_up(self, attempt: Attempt, accepted: Accepted) -> None:
         decoder = self._instances.get(accepted.sender)
@@ -104,6 +137,7 @@ class Observed:
         if prefilled is None or prefilled.sender != attempt.prefiller or not finished.waterfall.fetch_s:
             return
         exposed_s = max(0.0, finished.waterfall.fetch_s - prefilled.queue_s - prefilled.prefill_s)
+        self._faults.pop((prefilled.sender, finished.sender), None)
         known = self._transfers.setdefault((prefilled.sender, finished.sender), _Transfers())
         if now - known.at > FORGET_S:
             known.last.clear()
@@ -129,8 +163,9 @@ class Observed:
         return [replace(view, cached_tokens=self.cached_tokens(view.uuid, prompt)) for view in views]
 
     def transfers(self, now: float) -> dict[Pair, TransferCost]:
-        """Of the pairs that are known."""
-        return {pair: known.cost for pair, known in self._transfers.items() if now - known.at <= FORGET_S}
+        """Of the pairs that are known, or suspected."""
+        costs = {pair: known.cost for pair, known in self._transfers.items() if now - known.at <= FORGET_S}
+        return costs | {pair: SUSPECTED for pair, faults in self._faults.items() if now < faults.suspected_until}
 
     def cached_tokens(self, uuid: Uuid, prompt: Prompt) -> int:
         """That it should have of this prompt."""

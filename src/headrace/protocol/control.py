@@ -229,6 +229,7 @@ class NeedPrefill(Message, frozen=True, kw_only=True):
     request_id: Name
     prefiller: Uuid  # the one that failed
     reason: Text
+    is_fault: bool  # of the link or the prefiller, which are suspected after repeats; a refusal is none
 
 
 InstanceMessage = (

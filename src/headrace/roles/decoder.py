@@ -30,6 +30,7 @@ from headrace.engine.requests import (
 from headrace.errors import InputError
 from headrace.messenger.outcomes import (
     DecoderOutcome,
+    FailureReason,
     LinkSuspected,
     PeerReady,
     PeerRefused,
@@ -68,6 +69,10 @@ from headrace.roles.stopping import LAST_WORDS_S, stoppable
 from headrace.roles.turns import keep_turning
 
 NEED_PREFILL_PATIENCE_S = 0.2
+
+FAULTS: frozenset[FailureReason] = frozenset({"failed", "lost_write", "corrupt", "peer_lost", "fault"})
+"""Ways for a ticket to end that speak against its prefiller or the link: neither a refusal nor our own doing, nor what
+another ticket did."""
 
 FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "aborted": "abort", "failed": "error"}
 
@@ -333,6 +338,7 @@ class Decoder:
             request_id=served.request_id,
             prefiller=served.prefiller,
             reason=clipped(f"{failed.reason}: {failed.text}"),
+            is_fault=failed.reason in FAULTS,
         )
         self._links.send(served.gateway, need)
         served.patience_timer = self._loop.call_later(NEED_PREFILL_PATIENCE_S, self._prefill_here, served)

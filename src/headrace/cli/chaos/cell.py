@@ -2,7 +2,7 @@
 
 Runs on the loop of `run_matrix`. The life of a cell:
 
-    settle     every instance that was there at the start serves, and all are idle
+    settle     as many instances of each role serve as at the start, and all are idle
     hunt       load comes; a long request is asked, and watched until it is in the state (again, where it was too fast)
     strike     the fault acts, and ends
     end        no load comes any more; every request ends
@@ -75,8 +75,7 @@ class World:
     def __init__(self, sight: Sight, load: Load, *, at_start: Deployment) -> None:
         self.sight = sight
         self.load = load
-        self._names = {one.name for one in at_start.instances if one.standing == "serving"}
-        self._fresh_since = 0.0
+        self._roles = Counter(one.role for one in _serving(at_start))
 
     async def settled(self) -> tuple[Deployment, list[str]]:
         """-> how it stands, and what is wrong with that. Raises TimeoutError where it is not whole again."""
@@ -98,7 +97,7 @@ class World:
             if deployment is not None:
                 serving = _serving(deployment)
                 is_told = all(one.status is not None for one in serving)
-                if is_told and {one.name for one in serving} >= self._names:
+                if is_told and Counter(one.role for one in serving) >= self._roles:
                     return deployment
             await asyncio.sleep(0.1)
 

@@ -20,6 +20,7 @@ from headrace.cli.chaos.memory import flip_a_landed_byte
 from headrace.cli.chaos.sight import Sight
 from headrace.cli.chaos.sockets import connections_between, cut, darkened, slowed, try_rob
 from headrace.cli.chaos.states import STATES, Sighting, State, serving
+from headrace.protocol.messages import FabricRole
 from headrace.protocol.operator import InstanceFacts
 
 BACK_WITHIN_S = 90.0
@@ -137,16 +138,26 @@ async def _kill_prefiller_twice(scene: Scene) -> None:
     victim = scene.prefiller
     scene.struck(time.monotonic(), victim)
     _kill(victim.pid)
-    _kill((await _come_back(scene.sight, victim)).pid)
+    _kill((await _come_back(scene.sight, victim, victim.name)).pid)
 
 
-async def _come_back(sight: Sight, former: InstanceFacts) -> InstanceFacts:
-    """Raises TimeoutError."""
+async def _change_role_twice(scene: Scene) -> None:
+    """Back again in the end, so that the deployment is whole."""
+    victim = scene.prefiller
+    scene.struck(time.monotonic(), victim)
+    roles: Sequence[FabricRole] = ("decoder", "prefiller")
+    for role in roles:
+        name = await scene.sight.change_role(victim.uuid, role)
+        victim = await _come_back(scene.sight, victim, name)
+
+
+async def _come_back(sight: Sight, former: InstanceFacts, name: str) -> InstanceFacts:
+    """-> who comes after it, in whichever role. Raises TimeoutError."""
     async with asyncio.timeout(BACK_WITHIN_S):
         while True:
             deployment = await sight.look()
-            for one in [] if deployment is None else serving(deployment, former.role):
-                if one.name == former.name and one.pid != former.pid:
+            for one in [] if deployment is None else serving(deployment, "prefiller", "decoder", "colocated"):
+                if one.name == name and one.pid != former.pid:
                     return one
             await asyncio.sleep(0.1)
 
@@ -306,6 +317,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "abort-storm": Fault(text="20 more requests, then nine of ten leave", act=_storm),
     "both-killed": Fault(text="prefiller and decoder, SIGKILL", act=_kill_both),
     "overload": Fault(text="64 more at once", act=_burst, allowed=frozenset({"refused"})),
+    "role-changed-twice": Fault(text="a prefiller drained, a decoder for a moment, and back", act=_change_role_twice),
     "prefiller-stopped-40s": Fault(text="SIGSTOP, SIGCONT after 40 s", act=_stop_prefiller(40.0)),
 }
 """In the order in which a matrix goes through them: whoever is killed has time to come back before the next time."""

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from headrace.cli.chaos.asking import Client
 from headrace.cli.chaos.catalogue import NoAnswers, learn, long_asks, short_asks
-from headrace.cli.chaos.cell import Cell, World, run_cell
+from headrace.cli.chaos.cell import CROWD, Cell, World, run_cell
 from headrace.cli.chaos.evidence import gather, left_over
 from headrace.cli.chaos.faults import FAULTS
 from headrace.cli.chaos.load import Load
@@ -23,7 +23,9 @@ from headrace.cli.chaos.states import STATES, State
 from headrace.errors import HeadraceError, InputError
 from headrace.protocol.operator import Deployment
 
-NUM_SHORT, NUM_LONG = 10, 6
+NUM_SHORT, FEW_SHORT, FEW_CELLS = 12, 6, 8
+"""Twelve have every combination of what makes one differ; to learn twelve for a few cells takes longer than they do."""
+
 TOKENS_PER_WORD = 1.35
 LONGEST_SHARE = 0.4
 """Of the longest sequence that is served: a crowd must not be too long to be asked at all."""
@@ -82,8 +84,8 @@ async def _run(options: ChaosOptions, sight: Sight, tell: Callable[[Cell], objec
     _log.info("asking in quiet what is right")
     catalogue = await learn(
         client,
-        short_asks(NUM_SHORT, options.seed),
-        long_asks(NUM_LONG, _num_words(options, at_start), options.seed),
+        short_asks(_num_short(options), options.seed),
+        long_asks(_num_long(options), _num_words(options, at_start), options.seed),
     )
     if not catalogue.short or not catalogue.long:
         raise NoAnswers("no request has an answer that does not depend on its company")
@@ -122,18 +124,31 @@ def _num_words(options: ChaosOptions, deployment: Deployment) -> int:
     return round(min(options.prompt_tokens, LONGEST_SHARE * longest) / TOKENS_PER_WORD)
 
 
+def _num_short(options: ChaosOptions) -> int:
+    return FEW_SHORT if options.minutes is None and len(_pairs(options)) <= FEW_CELLS else NUM_SHORT
+
+
+def _num_long(options: ChaosOptions) -> int:
+    """A crowd, or enough for one to have left the prefix indexes when its turn comes again."""
+    return CROWD if "waiting" in (options.states or STATES) else CROWD // 2
+
+
 def _described(deployment: Deployment) -> str:
     names = ", ".join(sorted(one.name for one in deployment.instances if one.standing == "serving"))
     return f"{deployment.gateway.model}: {names}"
 
 
-def _planned(options: ChaosOptions) -> Iterator[tuple[str, State]]:
-    pairs = [
+def _pairs(options: ChaosOptions) -> list[tuple[str, State]]:
+    return [
         (name, state)
         for state in options.states or STATES
         for name in options.faults or FAULTS
         if state in FAULTS[name].states
     ]
+
+
+def _planned(options: ChaosOptions) -> Iterator[tuple[str, State]]:
+    pairs = _pairs(options)
     if options.minutes is None:
         yield from pairs
         return

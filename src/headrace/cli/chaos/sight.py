@@ -14,6 +14,7 @@ from typing import Self
 from headrace.cli.chaos.memory import Landings
 from headrace.cli.chaos.states import Search, Sighting, State
 from headrace.cli.operator import NoAnswer, Operator
+from headrace.protocol.messages import FabricRole, Uuid
 from headrace.protocol.operator import Deployment
 
 LOOK_EVERY_S = 0.003
@@ -47,6 +48,10 @@ class Sight:
             search, until = Search(state, lengths, landings.has_landed), time.monotonic() + within_s
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, search, until)
 
+    async def change_role(self, instance: Uuid, role: FabricRole) -> str:
+        """Have it drained, and come back as that. -> the name that it comes back with. Raises InputError, NoAnswer."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._change_role, instance, role)
+
     # ---- on the thread -----------------------------------------------------------------------------------------
 
     def _look(self) -> Deployment | None:
@@ -57,6 +62,13 @@ class Sight:
         except NoAnswer:
             self._close()  # whatever it still answers is no answer to the next question
             return None
+
+    def _change_role(self, instance: Uuid, role: FabricRole) -> str:
+        if self._operator is None:
+            self._operator = Operator(self._endpoint)
+        leaves = self._operator.dismiss(instance, role, tpot_s=None, max_stall_s=None, is_forced=False)
+        assert leaves.successor is not None, "one that changes its role comes back"
+        return leaves.successor
 
     def _search(self, search: Search, until: float) -> Sighting | None:
         while time.monotonic() < until and not search.is_vain:
