@@ -152,6 +152,24 @@ def test_a_drain_that_takes_longer_goes_on_and_the_command_says_what_still_runs(
     assert isinstance(gateway.heard[1], Dismiss) and gateway.heard[1].is_forced
 
 
+@pytest.mark.parametrize(("num_silent", "status"), [(2, 0), (10**6, 1)])
+def test_a_gateway_that_is_busy_for_a_while_is_asked_again_and_one_that_is_gone_not_for_ever(
+    short_path: Path, headrace: Headrace, monkeypatch: pytest.MonkeyPatch, num_silent: int, status: int
+) -> None:
+    monkeypatch.setattr("headrace.cli.operator.ANSWER_WITHIN_S", 0.2)
+    leaving, num_asked = Leaving(asks=3), 0
+
+    def answer(message: OperatorMessage) -> OperatorAnswer | None:
+        nonlocal num_asked
+        num_asked += 1
+        return None if 3 < num_asked <= 3 + num_silent else leaving(message)
+
+    with AnsweringGateway(short_path, answer) as gateway:
+        said = headrace("drain", "decoder-1", "--control", gateway.control)
+    gone = f"headrace: error: no gateway answers at {gateway.control}\n"
+    assert said == ((0, "decoder-1 has left\n", "") if status == 0 else (1, "", gone))
+
+
 def test_role_returns_when_the_successor_serves(short_path: Path, headrace: Headrace) -> None:
     with AnsweringGateway(short_path, Leaving(asks=2)) as gateway:
         said = headrace("role", "decoder-1", "prefiller", "--control", gateway.control)
