@@ -1,5 +1,8 @@
 """What benchmarks compute from what they saw: when throughput was back, and what the gateway's log says of requests."""
 
+from math import inf
+
+from _figures import percentile
 from _gateway_log import decoders, moved, waterfalls
 from abort_storm import recovery_s
 from split_ttft import PARTS, parts
@@ -43,3 +46,9 @@ def test_who_served_a_request_and_who_was_moved_are_read_from_the_log() -> None:
         "prefiller -; predicted -\n"
     )
     assert decoders(log) == {"cmpl-2b": "decoder-1"} and moved(log) == {"cmpl-2b"}
+
+
+def test_what_never_came_is_infinite_in_a_percentile_that_it_reaches_and_in_no_other() -> None:
+    assert percentile([1.0, 2.0, 3.0, inf], 0.5) == 2.5
+    assert percentile([1.0, 2.0, inf], 0.5) == 2.0
+    assert percentile([1.0, inf, inf], 0.99) == inf and percentile([1.0, 2.0, inf], 0.75) == inf

@@ -149,6 +149,15 @@ def test_a_hand_over_is_a_mean_of_the_last_ones_of_all_decoders() -> None:
     assert [view.hand_over_s for view in views] == [pytest.approx(0.03, rel=0.01)] * 2
 
 
+def test_a_colocated_instance_hands_nothing_over_its_first_step_is_the_end_of_its_prefill() -> None:
+    instances = Instances(MODEL, Timings())
+    instances.take(announce("colocated", D), 0.0)
+    known = Observed(instances)
+    told = finished(Waterfall(local_prefill_s=0.001, first_step_s=0.3))
+    hears(known, offered(), accepted(uses_lease=False), FIRST, told)
+    assert [view.hand_over_s for view in known.decoders(offered().prompt)] == [0.0]
+
+
 def test_a_fit_is_never_negative_and_takes_nothing_for_a_slope_that_is_none() -> None:
     assert fit([(100, 0.5)]) == TransferCost(base_s=0.5)
     assert fit([(100, 0.5), (102, 0.9)]).token_s == 0

@@ -132,8 +132,9 @@ class Observed:
             self.affinity.has(uuid, _hashes(instance, prompt), num_pages=num_pages)
 
     def _handed_over(self, finished: Finished) -> None:
-        told = finished.waterfall
-        if told.first_step_s:
+        told, decoder = finished.waterfall, self._instances.get(finished.sender)
+        # A colocated one's first step is the prefill's last chunk, which its prefill rate has counted.
+        if told.first_step_s and decoder is not None and decoder.announce.role != "colocated":
             hand_over_s = told.hand_over_s + told.first_step_s
             mean_s = hand_over_s if self._hand_over_s is None else self._hand_over_s
             self._hand_over_s = mean_s + HAND_OVER_SHARE * (hand_over_s - mean_s)
@@ -161,7 +162,8 @@ class Observed:
         return self._known_of(decoder_view(instance), prompt)
 
     def _known_of(self, view: DecoderView, prompt: Prompt) -> DecoderView:
-        return replace(view, cached_tokens=self.cached_tokens(view.uuid, prompt), hand_over_s=self._hand_over_s or 0.0)
+        hand_over_s = 0.0 if view.is_colocated else self._hand_over_s or 0.0
+        return replace(view, cached_tokens=self.cached_tokens(view.uuid, prompt), hand_over_s=hand_over_s)
 
     def prefillers(self, prompt: Prompt) -> list[PrefillerView]:
         """The same."""
