@@ -32,7 +32,7 @@ from _gateway_log import moved
 from headrace.cli.machine import cpu_ns
 
 ALLOWED_S = 2.0  # beside one prefill
-NUM_OUT, LOOKED_AT = 48, 8
+NUM_OUT, LOOKED_AT = 64, 8
 INTO_PREFILL = 0.3  # of a prefill's time, when its prefiller is killed
 WATCHED_S, ON_ITS_WAY_S = 0.1, 0.05
 SETTLE_S = 3.0  # a gateway misses somebody after 2 s; decoders and prefillers meet again
