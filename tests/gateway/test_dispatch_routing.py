@@ -110,14 +110,15 @@ async def test_a_busy_decoder_is_left_for_an_idle_one_when_recomputing_is_cheape
 async def test_short_prompts_stay_at_a_decoder_that_has_measured_and_long_ones_go(tmp_path: Path) -> None:
     async with fleet(tmp_path) as around:
         around.decoder.token_s = 0.02  # the prefiller's word is here first: the transfer took 2 ms more
-        await is_answered(around.dispatcher, asked("unmeasured", prefix=SHORT, num_own=1))
+        for request_id in ("unmeasured", "once"):
+            await is_answered(around.dispatcher, asked(request_id, prefix=SHORT, num_own=1))
         await tells(around, around.decoder, around.prefiller, rate=10_000.0)
         await is_answered(around.dispatcher, asked("short", prefix=SHORT, num_own=1))
         await is_answered(around.dispatcher, asked("long", prefix=(7, *SHARED)))
         await tells(around, around.decoder, rate=0.0)  # it would break its budget
         await is_answered(around.dispatcher, asked("over", prefix=SHORT, num_own=1))
         local = {request_id: is_local(around.decoder, request_id) for request_id in where(around.decoder)}
-        assert local == {"unmeasured": False, "short": True, "long": False, "over": False}
+        assert local == {"unmeasured": False, "once": False, "short": True, "long": False, "over": False}
 
 
 @on_loop

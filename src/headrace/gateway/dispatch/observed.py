@@ -17,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 
 from headrace.gateway.dispatch.affinity import Affinity, Prompt
 from headrace.gateway.dispatch.attempt import Attempt, RequestMessage
@@ -29,6 +30,8 @@ from headrace.protocol.messages import Uuid
 FORGET_S = 60.0
 MOST_TRANSFERS = 32
 """The last ones of a pair, which its cost is fitted to."""
+FEWEST_TRANSFERS = 2
+"""One slow transfer is an accident: held against its pair it would be the last one there for a while."""
 FEWEST_LENGTHS = 0.1
 """How far the lengths of prompts must differ, relative to their mean, before a cost of each token is told apart."""
 HAND_OVER_SHARE = 0.2
@@ -149,7 +152,7 @@ class Observed:
         if now - known.at > FORGET_S:
             known.last.clear()
         known.last.append((attempt.errand.wanted.num_prefilled - attempt.hit_tokens, exposed_s))
-        known.cost, known.at = fit(known.last), now
+        known.cost, known.at = fit(known.last) if len(known.last) >= FEWEST_TRANSFERS else UNMEASURED, now
 
     # ---- what routing sees -------------------------------------------------------------------------------------
 
@@ -187,16 +190,18 @@ class Observed:
 
 
 def fit(transfers: Sequence[tuple[int, float]]) -> TransferCost:
-    """Least squares of seconds over tokens, neither coefficient negative. Of prompts of one length all is the base: a
-    long prompt is not held to cost what a short one's overhead says."""
+    """Least squares of seconds over tokens for the slope, the (lower) median of what it leaves for the base; neither is
+    negative. Of prompts of one length all is the base: a long prompt is not held to cost what a short one's overhead
+    says."""
     mean_tokens = sum(tokens for tokens, _ in transfers) / len(transfers)
     mean_s = sum(seconds for _, seconds in transfers) / len(transfers)
     spread = sum((tokens - mean_tokens) ** 2 for tokens, _ in transfers)
-    if spread <= len(transfers) * (FEWEST_LENGTHS * mean_tokens) ** 2:
-        return TransferCost(base_s=mean_s)
-    slope = sum((tokens - mean_tokens) * (seconds - mean_s) for tokens, seconds in transfers) / spread
-    token_s = min(max(0.0, slope), mean_s / mean_tokens)
-    return TransferCost(base_s=mean_s - token_s * mean_tokens, token_s=token_s)
+    token_s = 0.0
+    if spread > len(transfers) * (FEWEST_LENGTHS * mean_tokens) ** 2:
+        slope = sum((tokens - mean_tokens) * (seconds - mean_s) for tokens, seconds in transfers) / spread
+        token_s = min(max(0.0, slope), mean_s / mean_tokens)
+    base_s = median_low([seconds - token_s * tokens for tokens, seconds in transfers])
+    return TransferCost(base_s=max(0.0, base_s), token_s=token_s)
 
 
 def _hashes(instance: Instance, prompt: Prompt) -> list[bytes]:
