@@ -22,7 +22,7 @@ PAGE, CHUNK, NUM_TOKENS, AT_ONCE = 16, 128, 40, 16
 LENGTHS = (
     *(1, 2, 5, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 1),
     *(50, 77, 100, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1),
-    *(300, 400, 500, 5 * CHUNK + 3, 900, 1300, 1700, 2000),
+    *(300, 400, 500, 5 * CHUNK + 3, 900, 2000),
 )
 SAMPLING = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)
 OPTIONS = ("--dtype", "fp32", "--chunk-tokens", str(CHUNK), "--page-size", str(PAGE), "--kv-memory", "1GiB")
@@ -77,7 +77,7 @@ def test_greedy_text_equals_transformers_for_prompts_of_1_to_2000_tokens(
     print(f"{len(judgements) - len(clear)} of {len(judgements)} prompts left out: margins below 1e-3")
     assert all(len(text.token_ids) == NUM_TOKENS for text in texts)
     assert [LENGTHS[place] for place in clear if not judgements[place].is_right] == []
-    assert len(clear) >= 20, "too many prompts were left out"
+    assert len(clear) >= len(LENGTHS) * 5 // 6, "too many prompts were left out"
 
 
 def test_split_really_splits(split: Served, texts: list[Completion], prompts: list[list[int]]) -> None:
