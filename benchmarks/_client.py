@@ -8,10 +8,11 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+NO_HEADERS: Mapping[str, str] = {}
 VOCABULARY = (300, 49_000)  # token ids that stand for ordinary text
 
 
@@ -20,6 +21,7 @@ class Stream:
     """What came of one request. `times` are of its tokens, one entry for each."""
 
     started: float = 0.0
+    id: str = ""  # as the server calls it
     times: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
@@ -42,7 +44,13 @@ class Endpoint:
     host: str = "127.0.0.1"
 
     async def complete(
-        self, token_ids: Sequence[int], max_tokens: int, *, into: Stream | None = None, **fields: object
+        self,
+        token_ids: Sequence[int],
+        max_tokens: int,
+        *,
+        into: Stream | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        **fields: object,
     ) -> Stream:
         """One streaming completion of a prompt of token ids, greedy, of exactly max_tokens tokens. What has come is
         in `into`, also when this is cancelled: the client has left then."""
@@ -63,6 +71,7 @@ class Endpoint:
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 20)
         try:
             head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+            head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
             writer.write(head.encode() + payload)
             while line := await reader.readline():
@@ -81,6 +90,7 @@ class Endpoint:
 def _take(stream: Stream, event: dict[str, Any], now: float) -> None:
     if "error" in event:
         stream.error = json.dumps(event["error"])
+    stream.id = event.get("id", stream.id)
     stream.usage = event.get("usage") or stream.usage
     for choice in event.get("choices", []):
         # A server that does not tell its tokens sends one with each event.
@@ -90,9 +100,9 @@ def _take(stream: Stream, event: dict[str, Any], now: float) -> None:
         stream.times += [now] * (len(token_ids) if is_told else 1)
 
 
-def random_prompt(num_tokens: int, seed: int) -> list[int]:
+def random_prompt(num_tokens: int, seed: int, vocabulary: tuple[int, int] = VOCABULARY) -> list[int]:
     draw = random.Random(seed)
-    return [draw.randrange(*VOCABULARY) for _ in range(num_tokens)]
+    return [draw.randrange(*vocabulary) for _ in range(num_tokens)]
 
 
 def require(streams: Sequence[Stream]) -> None:

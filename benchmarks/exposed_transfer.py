@@ -11,7 +11,6 @@ Both ways take turns, each on processes of its own, the prefix caches cold. Need
 
 import argparse
 import asyncio
-import re
 import shutil
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from _client import random_prompt, require
 from _deployment import Deployment, InstanceSpec
 from _endpoint import positive
+from _gateway_log import waterfalls
 
 from headrace.cli.machine import describe_machine
 
@@ -105,9 +105,10 @@ def deployment(transfer: str, num_tokens: int) -> Deployment:
 
 
 async def ask(running: Deployment, num_tokens: int, seed: int) -> Told:
-    require([await running.complete(random_prompt(num_tokens, seed), 2)])
-    found = re.findall(r"prefill ([\d.]+) ms, exposed transfer ([\d.]+) ms", running.log())
-    return Told(prefill_s=float(found[-1][0]) / 1e3, exposed_s=float(found[-1][1]) / 1e3)
+    stream = await running.complete(random_prompt(num_tokens, seed), 2)
+    require([stream])
+    ms = waterfalls(running.log())[stream.id]
+    return Told(prefill_s=ms["prefill"] / 1e3, exposed_s=ms["exposed transfer"] / 1e3)
 
 
 def median(values: Sequence[float]) -> str:

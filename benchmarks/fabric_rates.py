@@ -18,7 +18,6 @@ import os
 import random
 import select
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 from _endpoint import TRANSPORTS, positive
+from _figures import spread
 from _other_engines import ENGINES
 
 from headrace.fabric.interface import Descriptor, Imm, Pages, PageWrites, PeerId, Reached
@@ -197,10 +197,6 @@ class Other:
         self._process.wait()
 
 
-def cell(figures: list[float]) -> str:
-    return f"{statistics.median(figures):.2f} ({min(figures):.2f}-{max(figures):.2f})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=positive, help="how many figures a cell is of", default=9)
@@ -234,7 +230,7 @@ def main() -> None:
     print("| GB/s, median (lowest-highest) | " + " | ".join(f"{kib} KiB" for kib in arguments.pages) + " |")
     print("|---" * (len(arguments.pages) + 1) + "|")
     for name in kinds:
-        print(f"| {name} | " + " | ".join(cell(figures[name, kib]) for kib in arguments.pages) + " |")
+        print(f"| {name} | " + " | ".join(spread(figures[name, kib], 2) for kib in arguments.pages) + " |")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ a prefiller on one core and a decoder on the other. Arms take turns, `--runs` ti
 Stall: each run's longest gap between two tokens of a running stream while a long prompt is in flight; the median over
 the runs, with lowest and highest. Beside it the quiet p99 (no long prompt in flight), and a control arm: the same
 streams on a decoder alone, and a plain spin loop on the other core instead of long prompts. Clock: at the client,
-where the bytes of a token arrive. Steal time is printed.
+where the bytes of a token arrive. At the end the two ratios that have targets.
 
     python benchmarks/interference.py [--runs 5] [--chunks 64 256 512] [--max-stalls 100] [--transport mapped]
         [--json FILE] [--picture FILE]
@@ -16,27 +16,26 @@ where the bytes of a token arrive. Steal time is printed.
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from _client import Stream, random_prompt, require
-from _deployment import Deployment, InstanceSpec, percentile, split, steal_share
+from _deployment import Deployment, InstanceSpec, split
 from _endpoint import add_transport, positive
+from _figures import Conditions, add_json, head, keep, percentile, row, spread
 from _schedules import Schedule, draw
-
-from headrace.cli.machine import describe_machine
 
 NUM_STREAMS, STREAM_PROMPT = 4, 64
 LONG_PROMPT, NUM_LONG, FIRST_LONG_S, LONG_EVERY_S = 2000, 3, 3.0, 6.0
 SPIN = "while True: pass"
 SPLIT = "split: prefiller + decoder"
+CONTROL = "control: decoder + spin loop"
+MOST_OF_QUIET, MOST_OF_CONTROL = 2.5, 1.3
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def arms(chunks: Sequence[int], max_stalls: Sequence[int], transport: str) -> li
     made += [colocated(f"stall of {ms} ms at most", "--max-stall-ms", str(ms)) for ms in max_stalls]
     made.append(Arm("two colocated, a core each", (InstanceSpec("colocated", "0"), InstanceSpec("colocated", "1"))))
     made.append(Arm(SPLIT, split(transport, "--chunk-tokens", "512")))
-    made.append(Arm("control: decoder + spin loop", (InstanceSpec("colocated", cores="0"),), spins=True))
+    made.append(Arm(CONTROL, (InstanceSpec("colocated", cores="0"),), spins=True))
     return made
 
 
@@ -121,13 +120,30 @@ async def endless(deployment: Deployment, stream: Stream, seed: int) -> None:
     await deployment.complete(random_prompt(STREAM_PROMPT, seed), 4000, into=stream)
 
 
-def row(runs: Sequence[Run]) -> str:
-    def cell(name: str) -> str:
-        values = [getattr(run, name) for run in runs]
-        return f"{statistics.median(values):.0f} ({min(values):.0f}-{max(values):.0f})"
+CELLS = {
+    "quiet p50": "quiet_p50_ms",
+    "quiet p99": "quiet_p99_ms",
+    "busy p50": "busy_p50_ms",
+    "busy p99": "busy_p99_ms",
+    "**stall**": "stall_ms",
+    "TTFT of the long prompt": "long_ttft_ms",
+}
 
-    names = ("quiet_p50_ms", "quiet_p99_ms", "busy_p50_ms", "busy_p99_ms", "stall_ms", "long_ttft_ms")
-    return f"| {runs[0].arm} | " + " | ".join(cell(name) for name in names) + " |"
+
+def shown(runs: Sequence[Run]) -> str:
+    return row(runs[0].arm, *(spread([getattr(run, name) for run in runs]) for name in CELLS.values()))
+
+
+def show_ratios(split_runs: Sequence[Run], control: Sequence[Run]) -> None:
+    """Of the split arm: its stall over its own quiet p99, its busy p99 over the control arm's; of the same turn."""
+    stalls = [run.stall_ms / run.quiet_p99_ms for run in split_runs]
+    busy = [run.busy_p99_ms / beside.busy_p99_ms for run, beside in zip(split_runs, control, strict=True)]
+    print(f"\n{head('split', 'ratio', 'target', '')}")
+    for name, ratios, most in (
+        ("stall / quiet p99", stalls, MOST_OF_QUIET),
+        ("p99 while a prefill is in flight / the control arm's", busy, MOST_OF_CONTROL),
+    ):
+        print(row(name, spread(ratios, 2), f"{most} at most", "met" if statistics.median(ratios) <= most else "missed"))
 
 
 def main() -> None:
@@ -136,28 +152,23 @@ def main() -> None:
     parser.add_argument("--chunks", type=positive, nargs="+", default=[64, 256, 512])
     parser.add_argument("--max-stalls", type=positive, nargs="*", default=[100], help="ms, of colocated instances")
     add_transport(parser)
-    parser.add_argument("--json", type=Path, help="keep every run, with the time of each token")
+    add_json(parser)
     parser.add_argument("--picture", type=Path, help="draw the last run of the largest chunk and of split, as SVG")
     arguments = parser.parse_args()
-    print(f"{describe_machine()}; split over {arguments.transport}")
-    stolen, everything = steal_share()
+    conditions = Conditions(f"{NUM_STREAMS} streams, prompts of {LONG_PROMPT} tokens; split over {arguments.transport}")
     runs: dict[str, list[Run]] = {}
     for number in range(arguments.runs):
         for arm in arms(arguments.chunks, arguments.max_stalls, arguments.transport):
             with Deployment(arm.instances) as deployment:
                 asyncio.run(warm(deployment))
                 runs.setdefault(arm.name, []).append(asyncio.run(play(deployment, arm, 1000 * number)))
-            print(row(runs[arm.name][-1:]), flush=True)
-    print("\nITL in ms, median of the runs (lowest-highest)\n")
-    print("| | quiet p50 | quiet p99 | busy p50 | busy p99 | **stall** | TTFT of the long prompt |")
-    print("|---|---|---|---|---|---|---|")
+            print(shown(runs[arm.name][-1:]), flush=True)
+    print(f"\nITL in ms, median of the runs (lowest-highest)\n\n{head('', *CELLS)}")
     for of_arm in runs.values():
-        print(row(of_arm))
-    stolen_now, everything_now = steal_share()
-    print(f"\nsteal {100 * (stolen_now - stolen) / (everything_now - everything):.1f} %, {describe_machine()}")
-    if arguments.json:
-        kept: list[dict[str, Any]] = [asdict(run) for of_arm in runs.values() for run in of_arm]
-        arguments.json.write_text(json.dumps(kept))
+        print(shown(of_arm))
+    show_ratios(runs[SPLIT], runs[CONTROL])
+    conditions.end()
+    keep(arguments.json, [run for of_arm in runs.values() for run in of_arm])
     if arguments.picture:
         largest = f"colocated, chunk {max(arguments.chunks)}"
         arguments.picture.write_text(picture([runs[largest][-1], runs[SPLIT][-1]]))

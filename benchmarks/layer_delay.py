@@ -11,13 +11,13 @@ Python thread that the model thread wakes, which is how a messenger in Python wo
 import argparse
 import ctypes
 import select
-import statistics
 import threading
 import time
 from contextlib import ExitStack
 
 import numpy as np
 from _endpoint import add_transport, endpoint, positive
+from _figures import spread
 
 from headrace.fabric.interface import LAYERS_PER_STEP, Imm, Pages, PageWrites, PeerId, Reached
 from headrace.fabric.native import Transport
@@ -88,10 +88,6 @@ class Bench:
         return delay_ms
 
 
-def cell(figures: list[float]) -> str:
-    return f"{statistics.median(figures):.2f} ({min(figures):.2f}-{max(figures):.2f})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=positive, help="how many figures a cell is of", default=15)
@@ -104,8 +100,8 @@ def main() -> None:
     counter, thread = ([pair[i] for pair in pairs] for i in (0, 1))
     print(f"| ms until a layer's bytes are there ({arguments.transport}), GIL held for 200 ms: median (range) | |")
     print("|---|---|")
-    print(f"| layer counter, native owner | {cell(counter)} |")
-    print(f"| Python thread | {cell(thread)} |")
+    print(f"| layer counter, native owner | {spread(counter, 2)} |")
+    print(f"| Python thread | {spread(thread, 2)} |")
 
 
 if __name__ == "__main__":

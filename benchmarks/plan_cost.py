@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 from _endpoint import positive
-from fabric_rates import cell
+from _figures import spread
 
 from headrace.kvcache.layout import KVLayout
 from headrace.kvcache.sharding import Sharding
@@ -59,7 +59,7 @@ def main() -> None:
         )
         figures = [planned_ms(src, dst, tables[0], tables[1]) for _ in range(arguments.runs)]
         num_routes = len(plan_transfer(src, dst, group=0, seed=5).routes)
-        print(f"| {name} | {num_routes} | {cell(figures)} |")
+        print(f"| {name} | {num_routes} | {spread(figures, 2)} |")
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 
 from _client import Endpoint, Stream, random_prompt, require
-from _deployment import Deployment, InstanceSpec, split, steal_share
+from _deployment import Deployment, InstanceSpec, split
 from _endpoint import add_transport, positive
 
-from headrace.cli.machine import describe_machine
+from headrace.cli.machine import describe_machine, steal_share, ticks
 
 NUM_IN, NUM_OUT, NUM_STREAMS = 128, 128, 8
 PROMPTS = (128, 512, 2000)
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--server", type=named, action="append", default=[])
     arguments = parser.parse_args()
     print(describe_machine() + (f"; split over {arguments.transport}" if arguments.split else ""))
-    begin = steal_share()
+    begin = ticks()
     with ExitStack() as stack:
         servers = {"headrace": _ours(stack, [InstanceSpec("colocated", arguments.core)])}
         if arguments.split:
@@ -111,8 +111,7 @@ def main() -> None:
         servers.update(arguments.server)
         found = asyncio.run(ask(servers, arguments.runs, arguments.seed))
     show(found)
-    stolen, ticks = (end - start for start, end in zip(begin, steal_share(), strict=True))
-    print(f"steal time {100 * stolen / ticks:.1f} %")
+    print(f"steal time {100 * steal_share(begin):.1f} %")
 
 
 def _ours(stack: ExitStack, instances: Sequence[InstanceSpec]) -> Endpoint:

@@ -15,7 +15,8 @@ import random
 
 import numpy as np
 from _endpoint import add_transport, positive
-from fabric_rates import MEMORY_BYTES, Bench, cell
+from _figures import spread
+from fabric_rates import MEMORY_BYTES, Bench
 
 from headrace.fabric.interface import PageWrites
 from headrace.kvcache.layout import KVLayout
@@ -62,7 +63,7 @@ def main() -> None:
     for degrees, rates in figures.items():
         [length] = {record.length for record in writes[degrees]}
         beside = [rate / equal for rate, equal in zip(rates, figures[EQUAL], strict=True)]
-        print(f"| {degrees[0]} to {degrees[1]} | {length >> 10} | {cell(rates)} | {cell(beside)} |")
+        print(f"| {degrees[0]} to {degrees[1]} | {length >> 10} | {spread(rates, 2)} | {spread(beside, 2)} |")
 
 
 if __name__ == "__main__":

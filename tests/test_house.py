@@ -37,12 +37,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "deploy": (  # who loads families hands their tensors in
         *("errors", "kvcache.layout", "kvcache.sharding", "messenger.aux", "messenger.plan"),
         *("model.shape", "model.shard", "roles.options"),
+        *("protocol.messages", "gateway.budgets"),
     ),
     "bench": ("errors", "protocol"),
     "planner": (
         *("errors", "protocol", "bench.workload", "bench.metrics"),
         *("kvcache.layout", "kvcache.sharding", "messenger.plan"),
-        *("engine.schedule", "gateway.route", "gateway.admit", "model.shape"),
+        *("engine.schedule", "gateway.route", "gateway.forecast", "gateway.admit", "model.shape"),
     ),
     "connectors": ("errors", "protocol", "kvcache", "fabric", "messenger"),
     "testing": ("errors", "protocol", "kvcache", "fabric"),
@@ -57,7 +58,7 @@ NATIVE = {"fabric._native": "fabric", "fabric._limits": "fabric", "model._cpu": 
 PURE = (
     *("kvcache.layout", "kvcache.sharding", "kvcache.prefix", "messenger.plan", "messenger.life"),
     *("engine.cost", "engine.schedule"),
-    *("gateway.route", "gateway.admit", "model.shape", "planner.simulate"),
+    *("gateway.route", "gateway.forecast", "gateway.admit", "model.shape", "planner.simulate"),
     *("deploy.check", "deploy.transfer"),
 )
 IMPURE = {"asyncio", "socket", "threading", "time", "os", "torch"}

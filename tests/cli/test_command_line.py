@@ -143,7 +143,7 @@ def test_errors_and_help_are_quick(headrace: Callable[..., subprocess.CompletedP
 
 
 def test_the_command_line_loads_neither_torch_nor_a_role() -> None:
-    heavy = ["torch", "transformers", "zmq", "fastapi", "numpy", "headrace.fabric._native", "headrace.roles.decoder"]
+    heavy = ["torch", "transformers", "zmq", "starlette", "numpy", "headrace.fabric._native", "headrace.roles.decoder"]
     script = f"import sys, headrace.cli.app; print([name for name in {heavy} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert answer.stdout == "[]\n"

@@ -1,5 +1,6 @@
 """`headrace serve --deployment FILE`: the same as its options would be, or refused in one line."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
 
 
 def commands_of(options: ServeOptions) -> list[tuple[str, ...]]:
-    children = plan_children(options, port=9000, model_dir=Path("/models/tiny"), directory=Path("/run/of"))
+    children = plan_children(options, ports=(9000,), model_dir=Path("/models/tiny"), directory=Path("/run/of"))
     return [child.command for child in children]
 
 
@@ -57,6 +58,21 @@ def test_each_role_gets_the_sizes_that_the_file_gives_it(served: list[ServeOptio
     assert of_decoder.endswith(f"--chunk-tokens 256 --max-running 7 --kv-memory {64 << 20}")
 
 
+def test_the_gateway_is_told_what_the_file_promises_and_of_keys_their_digests_alone(
+    served: list[ServeOptions], tmp_path: Path
+) -> None:
+    file = tmp_path / "promising.toml"
+    (tmp_path / "batch.key").write_text("sk-batch\n")
+    promises = '[tiers.interactive]\nttft_ms = 500\ntpot_ms = 49.9\n[keys.batch]\nfile = "batch.key"\ntier = "flex"\n'
+    file.write_text(LAPTOP.read_text() + promises)
+    assert run(["serve", "--deployment", str(file)]) == 0
+    of_gateway, *others = (" ".join(command) for command in commands_of(served[0]))
+    digest = sha256(b"sk-batch").hexdigest()
+    assert f"--interactive-ttft-ms 500 --interactive-tpot-ms 49.9 --key-tier {digest}=flex" in of_gateway
+    assert not any("49.9" in other or digest in other for other in others)
+    assert "sk-batch" not in of_gateway
+
+
 GIVEN = (
     *("--model org/tiny", "--dtype fp32", "--page-size 8", "--max-model-len 512", "--prefillers 2", "--decoders 2"),
     *(
@@ -69,6 +85,10 @@ GIVEN = (
         "--kv-memory 1GB",
         "--tpot-ms 40",
         "--max-stall-ms 80",
+        "--interactive-ttft-ms 500",
+        "--interactive-tpot-ms 50",
+        "--flex-ttft-ms 9000",
+        "--flex-tpot-ms 900",
     ),
     *("--transports tcp", "--require-provider tcp"),
 )

@@ -54,7 +54,7 @@ def test_status_shows_who_is_here_and_where_each_request_is(short_path: Path, he
         num_tokens=0,
     )
     away = instance(3, "decoder", "decoder-1", standing="absent", silent_s=7.2, status=None)
-    other = instance(4, "decoder", "decoder-2", standing="refused", refusal="model differs", status=None)
+    other = instance(4, "decoder", "decoder-2", standing="refused", refusal="model [/b] differs", status=None)
     told = deployment(PREFILLER, DECODER, away, other, requests=(request,))
     with AnsweringGateway(short_path, always(told)) as gateway:
         status, out, err = headrace("status", "--control", gateway.control)
@@ -63,8 +63,8 @@ def test_status_shows_who_is_here_and_where_each_request_is(short_path: Path, he
     assert lines[0] == "gateway serves tiny at http://127.0.0.1:8000, pid 39"
     assert f"prefiller-0 prefiller serving 41 3 0 1,234 {PREFILLER.uuid[:8]}" in lines
     assert f"decoder-1 decoder absent for 7 s 43 - - - {away.uuid[:8]}" in lines
-    assert f"decoder-2 decoder refused: model differs 44 - - - {other.uuid[:8]}" in lines
-    assert "1 requests: 1 transferring" in lines
+    assert f"decoder-2 decoder refused: model [/b] differs 44 - - - {other.uuid[:8]}" in lines
+    assert "1 request: 1 transferring" in lines
     assert "request-7 flex transferring prefiller-0 decoder-0 1,500 0" in lines
 
 
@@ -150,6 +150,24 @@ def test_a_drain_that_takes_longer_goes_on_and_the_command_says_what_still_runs(
     text = "decoder-1 has not left yet (3 requests here, 0 of them of this gateway); it goes on"
     assert said == (1, "", f"headrace: error: {text}\n")
     assert isinstance(gateway.heard[1], Dismiss) and gateway.heard[1].is_forced
+
+
+@pytest.mark.parametrize(("num_silent", "status"), [(2, 0), (10**6, 1)])
+def test_a_gateway_that_is_busy_for_a_while_is_asked_again_and_one_that_is_gone_not_for_ever(
+    short_path: Path, headrace: Headrace, monkeypatch: pytest.MonkeyPatch, num_silent: int, status: int
+) -> None:
+    monkeypatch.setattr("headrace.cli.operator.ANSWER_WITHIN_S", 0.2)
+    leaving, num_asked = Leaving(asks=3), 0
+
+    def answer(message: OperatorMessage) -> OperatorAnswer | None:
+        nonlocal num_asked
+        num_asked += 1
+        return None if 3 < num_asked <= 3 + num_silent else leaving(message)
+
+    with AnsweringGateway(short_path, answer) as gateway:
+        said = headrace("drain", "decoder-1", "--control", gateway.control)
+    gone = f"headrace: error: no gateway answers at {gateway.control}\n"
+    assert said == ((0, "decoder-1 has left\n", "") if status == 0 else (1, "", gone))
 
 
 def test_role_returns_when_the_successor_serves(short_path: Path, headrace: Headrace) -> None:

@@ -11,14 +11,25 @@ import pytest
 from headrace.cli import commands
 from headrace.cli.app import run
 from headrace.cli.child import Child
-from headrace.cli.serve import ServeOptions, Sizes, described_split, greeting, plan_children, reachable_host, serve
+from headrace.cli.serve import (
+    ServeOptions,
+    Sizes,
+    described_split,
+    free_ports,
+    greeting,
+    plan_children,
+    reachable_host,
+    serve,
+)
 from headrace.deploy.known import known_config
 from headrace.errors import InputError
+from headrace.gateway.budgets import NO_TIERS, Budget, Tiers
 from headrace.gateway.options import GatewayOptions
 from headrace.roles.options import InstanceOptions, Transport
 
 SIZES = Sizes(chunk_tokens=64, max_running=5, kv_memory_bytes=64 << 20)
 OPTIONS = ServeOptions(
+    gateways=1,
     prefillers=None,
     decoders=1,
     colocated=False,
@@ -45,12 +56,14 @@ OPTIONS = ServeOptions(
     cpus=(),
     max_queued=7,
     deadline_s=12.5,
+    tiers=NO_TIERS,
     log_level="warning",
 )
 
 
 def plan(options: ServeOptions, directory: Path) -> dict[str, Child]:
-    children = plan_children(options, port=9000, model_dir=Path("/models/tiny"), directory=directory)
+    ports = range(9000, 9000 + options.gateways)
+    children = plan_children(options, ports=ports, model_dir=Path("/models/tiny"), directory=directory)
     return {child.name: child for child in children}
 
 
@@ -65,6 +78,25 @@ def test_there_are_as_many_as_asked_for(tmp_path: Path) -> None:
     assert list(many) == ["gateway", "prefiller-0", "prefiller-1", "decoder-0", "decoder-1", "decoder-2"]
     one_pool = plan(replace(OPTIONS, colocated=True, decoders=2), tmp_path)
     assert list(one_pool) == ["gateway", "colocated-0", "colocated-1"]
+
+
+def test_several_gateways_listen_side_by_side_are_known_to_all_instances_and_come_back(tmp_path: Path) -> None:
+    children = plan(replace(OPTIONS, gateways=2), tmp_path)
+    assert list(children)[:2] == ["gateway-0", "gateway-1"]
+    controls = [f"ipc://{tmp_path}/{name}" for name in ("control.sock", "control-1.sock")]
+    for number, control in enumerate(controls):
+        command = children[f"gateway-{number}"].command
+        assert command[command.index("--control") + 1] == control
+        assert command[command.index("--port") + 1] == str(9000 + number)
+    for name in ("prefiller-0", "decoder-0"):
+        command = children[name].command
+        assert [command[at + 1] for at, word in enumerate(command) if word == "--gateway"] == controls
+
+
+def test_each_gateway_has_a_port_of_its_own() -> None:
+    assert len(set(free_ports(replace(OPTIONS, gateways=4)))) == 4
+    with pytest.raises(InputError, match="port: must leave room for 2 gateways up to 65535, is 65535"):
+        free_ports(replace(OPTIONS, gateways=2, port=65535))
 
 
 @pytest.fixture
@@ -89,6 +121,11 @@ def start(child: Child) -> None:
 
 def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | InstanceOptions]) -> None:
     options = replace(OPTIONS, transfer="whole", verify_kv=False, transports=("tcp",), tpot_ms=62.5, max_stall_ms=200.0)
+    tiers = Tiers(
+        budgets={"interactive": Budget(ttft_s=0.5, tpot_s=0.0505), "flex": Budget(ttft_s=30.0, tpot_s=None)},
+        keys={"ab" * 32: "flex", "cd" * 32: "interactive"},
+    )
+    options = replace(options, tiers=tiers)
     for child in plan(options, tmp_path).values():
         start(child)
     control = f"ipc://{tmp_path}/control.sock"
@@ -119,6 +156,7 @@ def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | Ins
             model="tiny",
             max_queued=7,
             deadline_s=12.5,
+            tiers=tiers,
         ),
         replace(common, transfer="whole"),
         replace(common, role="decoder", name="decoder-0", verify_kv=False, tpot_s=0.0625, max_stall_s=0.2),

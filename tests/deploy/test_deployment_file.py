@@ -1,11 +1,13 @@
 """Deployment files: what is read of them, and how every kind of mistake is refused, by its path."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from headrace.deploy.file import Deployment, Device, Link, Pool, read_deployment
 from headrace.errors import InputError
+from headrace.gateway.budgets import Budget, Tiers
 
 TEXT = """
 model = "org/tiny"
@@ -134,6 +136,55 @@ WRONG = [
         "decoders.kv_memory: must be given on a cpu, whose memory everybody uses, is missing",
     ),
 ]
+
+DIGEST = "ab" * 32
+
+WRONG_PROMISES = [
+    ("[tiers.fast]\nttft_ms = 1", "tiers.fast: must not be there, known are interactive, flex"),
+    ("[tiers.flex]\nttft = 1", "tiers.flex.ttft: must not be there, known are ttft_ms, tpot_ms"),
+    ("[tiers.flex]\nttft_ms = 0", "tiers.flex.ttft_ms: must be a number above 0, at most 600,000, is 0"),
+    ("[tiers]\nflex = 7", "tiers.flex: must be a table, is 7"),
+    ("[keys]\nbatch = 'sk'", "keys.batch: must be a table, is 'sk'"),
+    ("[keys.batch]\ntier = 'flex'", "keys.batch.sha256: must be there, or file instead: one of the two"),
+    (f"[keys.batch]\nsha256 = '{DIGEST}'\nfile = 'k'\ntier = 'flex'", "keys.batch.sha256: must be there, or"),
+    ("[keys.batch]\nsha256 = 'sk-batch'\ntier = 'flex'", "keys.batch.sha256: must be 64 hexadecimal digits in low"),
+    (f"[keys.batch]\nsha256 = '{DIGEST}'", "keys.batch.tier: must be interactive or flex, is missing"),
+    (f"[keys.batch]\nsha256 = '{DIGEST}'\ntier = 'fast'", "keys.batch.tier: must be interactive or flex, is 'fast'"),
+    ("[keys.batch]\nfile = 'none.key'\ntier = 'flex'", "keys.batch.file: must be a file that can be read: "),
+    ("[keys.batch]\nfile = 'two.key'\ntier = 'flex'", "keys.batch.file: must hold one key of visible ASCII"),
+    (
+        f"[keys.a]\nsha256 = '{DIGEST}'\ntier = 'flex'\n[keys.b]\nsha256 = '{DIGEST}'\ntier = 'flex'",
+        "keys.b: must be another key than those before, is one of them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG_PROMISES)
+def test_a_promise_that_is_none_is_refused_by_its_path(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "two.key").write_text("one two")
+    with pytest.raises(InputError) as refused:
+        read(tmp_path, TEXT + text)
+    assert f"some.toml: {said}" in str(refused.value)
+
+
+def test_tiers_have_budgets_and_keys_have_tiers(tmp_path: Path) -> None:
+    (tmp_path / "batch.key").write_text("sk-batch\n")
+    promises = f"""
+[tiers.interactive]
+ttft_ms = 500
+tpot_ms = 50.5
+[tiers.flex]
+[keys.batch]
+file = "batch.key"
+tier = "flex"
+[keys.people]
+sha256 = "{DIGEST}"
+tier = "interactive"
+"""
+    assert read(tmp_path, TEXT + promises).tiers == Tiers(
+        budgets={"interactive": Budget(ttft_s=0.5, tpot_s=0.0505)},
+        keys={sha256(b"sk-batch").hexdigest(): "flex", DIGEST: "interactive"},
+    )
 
 
 @pytest.mark.parametrize(("text", "instead", "said"), WRONG)

@@ -260,6 +260,15 @@ def test_the_speed_leaves_the_margin_that_the_schedule_leaves() -> None:
     assert 0 < speed(machine).rate < without.rate
 
 
+def test_the_load_of_a_decoder_is_everybody_who_holds_pages_whether_he_decodes_yet_or_not() -> None:
+    machine = Machine(max_stall_s=0.1)
+    assert machine.engine.decode_size == StepSize()
+    machine.decoding("a")
+    machine.start(make_request("b", prompt(40, "b"), tier="flex"))
+    assert machine.engine.decode_size.rows == 2 and machine.engine.decode_size.keys > 40
+    assert machine.engine.statistics().num_interactive == 1
+
+
 def test_before_a_chunk_was_measured_no_speed_is_known() -> None:
     costs = MeasuredCost()
     machine = Machine(costs=costs)

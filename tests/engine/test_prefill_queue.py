@@ -52,6 +52,20 @@ def test_chunks_follow_the_policy_of_the_engine() -> None:
     assert run_all(queue) == [[("a", 0, 6), ("b", 0, 2)], [("b", 2, 10)], [("b", 10, 11), ("flex", 0, 4)]]
 
 
+def test_a_long_background_prompt_is_computed_in_chunks_between_interactive_ones() -> None:
+    queue: PrefillQueue[str] = PrefillQueue(chunk_tokens=8)
+    queue.add(prompt("long", 30, tier="flex"), 0.0)
+    computed = []
+    for name in ("a", "b"):
+        step = queue.next_step(0.0)
+        assert step is not None
+        queue.add(prompt(name, 6), 0.0)  # comes while that step runs, and is in the next one
+        queue.commit(step, 0.0)
+        computed.append([chunk.key for chunk in step.chunks])
+    steps = [*computed, *([key for key, _, _ in step] for step in run_all(queue))]
+    assert steps == [["long"], ["a", "long"], ["b", "long"], ["long"], ["long"]]
+
+
 def test_rows_ask_for_no_logits_and_write_into_the_prompts_pages() -> None:
     queue: PrefillQueue[str] = PrefillQueue(chunk_tokens=6)
     model = ScriptedModel(pool := PagePool(8, PrefixIndex()), PAGE_SIZE)

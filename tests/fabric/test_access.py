@@ -144,5 +144,11 @@ def test_a_descriptor_older_than_the_one_in_use_is_refused(pair: Link) -> None:
 
 
 def test_an_address_is_one_peer(pair: Link) -> None:
+    fabric, address = pair.writer.fabric, pair.reader.fabric.address
+    assert fabric.peer_at(address) == pair.to_reader
     with pytest.raises(InputError, match="address"):
-        pair.writer.fabric.add_peer(pair.reader.fabric.address)
+        fabric.add_peer(address)
+    fabric.remove_peer(pair.to_reader)
+    assert fabric.peer_at(address) is None
+    with pytest.raises(InputError, match="address"):
+        fabric.peer_at(b"")

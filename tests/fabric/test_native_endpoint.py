@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fixed_port import fixed_port
 
 from headrace.errors import FabricError, InputError
 from headrace.fabric.interface import IMM_SLOT_BITS, LAYERS_PER_STEP, Imm
@@ -100,6 +101,20 @@ def test_each_peer_is_reached_by_the_first_transport_that_both_have(memory_fd: i
     assert shm.transport(shm.add_peer(both.address)) == "tcp;ofi_rxm"
     assert three.transport(three.add_peer(shm.address)) == "shm" == shm.transport(shm.add_peer(three.address))
     for each in (both, mapped, tcp, three, shm):
+        each.close()
+
+
+def test_who_is_bound_to_a_port_later_is_reached_where_the_first_was(memory_fd: int) -> None:
+    port, writer = fixed_port(), NativeFabric(memory_fd, LENGTH, transports=("tcp",))
+    first = NativeFabric(memory_fd, LENGTH, transports=("tcp",), port=port)
+    address = first.address
+    peer = writer.add_peer(address)
+    first.close()
+    second = NativeFabric(memory_fd, LENGTH, transports=("shm", "tcp"), port=port)
+    assert second.address != address and writer.peer_at(second.address) == peer
+    with pytest.raises(InputError, match=f"is peer {peer} already"):
+        writer.add_peer(second.address)
+    for each in (second, writer):
         each.close()
 
 

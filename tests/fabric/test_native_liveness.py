@@ -75,6 +75,8 @@ def test_a_peer_that_came_back_at_its_address_and_died_again_is_told_lost_again_
     with ReaderProcess(transport, port, silence_s=SILENCE_S) as new:
         assert new.ask("address") == address
         time.sleep(1.2)  # it is dialled every second
+        side.events += side.fabric.drain_events()
+        assert side.told(PeerHeard) == [PeerHeard(peer=peer)] * (transport == "tcp")
         new.process.kill()
         assert side.waits(lambda: len(side.told(PeerLost)) == 2, 2.5)
         assert [event.peer for event in side.told(PeerLost)] == [peer, peer]

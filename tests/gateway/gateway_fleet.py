@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scripted_instance import MODEL, ScriptedDecoder, ScriptedPrefiller, tokens_after, until
 
+from headrace.gateway.budgets import NO_TIERS, Tiers
 from headrace.gateway.dispatch import Dispatcher
 from headrace.gateway.generation import Generation, Progress
 from headrace.gateway.options import GatewayOptions, Timings
@@ -26,8 +27,10 @@ QUICK = Timings(
 A_PROMPT = tuple(range(40))
 
 
-def options_in(folder: Path, *, max_queued: int = 256) -> GatewayOptions:
-    return GatewayOptions(control=f"ipc://{folder}/control.sock", tokenizer=folder, model=MODEL, max_queued=max_queued)
+def options_in(folder: Path, *, max_queued: int = 256, tiers: Tiers = NO_TIERS) -> GatewayOptions:
+    return GatewayOptions(
+        control=f"ipc://{folder}/control.sock", tokenizer=folder, model=MODEL, max_queued=max_queued, tiers=tiers
+    )
 
 
 def generation(request_id: str = "request", **changes: object) -> Generation:
@@ -77,8 +80,10 @@ async def fleet(
     timings: Timings = QUICK,
     max_queued: int = 256,
     status_s: float = 0.05,
+    tiers: Tiers = NO_TIERS,
 ) -> AsyncIterator[Fleet]:
-    async with Dispatcher(options_in(folder, max_queued=max_queued), timings) as dispatcher, AsyncExitStack() as stack:
+    options = options_in(folder, max_queued=max_queued, tiers=tiers)
+    async with Dispatcher(options, timings) as dispatcher, AsyncExitStack() as stack:
         prefilling = [ScriptedPrefiller(dispatcher.endpoint, status_s=status_s) for _ in range(prefillers)]
         decoding = [
             ScriptedDecoder(dispatcher.endpoint, *prefilling, role=role, status_s=status_s) for _ in range(decoders)
@@ -104,6 +109,7 @@ async def nothing_is_held(around: Fleet) -> None:
     assert statistics.num_running == 0 and not any(statistics.num_queued.values())
     exchange = around.dispatcher._exchange
     assert not exchange._attempts and not exchange._placed and not exchange._given
+    assert repr(exchange.streams) == "Streams(0 at 0 decoders)"
     for decoder in around.decoders:
         await until(lambda heard=decoder: not heard.running, f"{decoder.announce.name} runs nothing")  # type: ignore[misc]
     for prefiller in around.prefillers:

@@ -12,12 +12,14 @@ from typing import Any
 
 import httpx2
 import uvicorn
-from fastapi import FastAPI
 from scripted_dispatch import LIMITS, Script, ScriptedDispatch, tokens
+from starlette.types import ASGIApp
 from tiny_vocabulary import byte_level_tokenizer, write_model
 
 from headrace.gateway.app import make_app
+from headrace.gateway.budgets import NO_TIERS, Tiers
 from headrace.gateway.chat import load_chat_template
+from headrace.gateway.connection import Closing
 from headrace.gateway.intake import Intake
 from headrace.gateway.options import GatewayOptions
 from headrace.gateway.vocabulary import load_vocabulary
@@ -36,8 +38,8 @@ def make_intake(directory: Path) -> Intake:
 class Front:
     intake: Intake
     dispatch: ScriptedDispatch
-    closing: asyncio.Event
-    app: FastAPI
+    closing: Closing
+    app: ASGIApp
     runner: asyncio.Runner  # its loop is the server's
 
     def ids(self, text: str) -> list[int]:
@@ -69,11 +71,18 @@ class Front:
 
 @contextmanager
 def a_front(
-    intake: Intake, script: Script = lambda _: (), *, limits: Limits | None = LIMITS, deadline_s: float = 600.0
+    intake: Intake,
+    script: Script = lambda _: (),
+    *,
+    limits: Limits | None = LIMITS,
+    deadline_s: float = 600.0,
+    tiers: Tiers = NO_TIERS,
 ) -> Iterator[Front]:
     dispatch = ScriptedDispatch(script, limits)
-    options = GatewayOptions(control="ipc://unused", tokenizer=Path(), model=intake.model, deadline_s=deadline_s)
-    closing = asyncio.Event()
+    options = GatewayOptions(
+        control="ipc://unused", tokenizer=Path(), model=intake.model, deadline_s=deadline_s, tiers=tiers
+    )
+    closing = Closing()
     app = make_app(dispatch, intake, options, lambda: b"headrace_requests_total 7\n", closing=closing)
     with asyncio.Runner() as runner:
         yield Front(intake=intake, dispatch=dispatch, closing=closing, app=app, runner=runner)
@@ -89,7 +98,7 @@ def events_of(response: httpx2.Response) -> list[Any]:
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def served(app: ASGIApp) -> Iterator[str]:
     """The app behind a real server on a free port: its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))

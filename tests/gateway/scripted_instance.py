@@ -22,6 +22,7 @@ from headrace.protocol.control import (
     Accepted,
     Announce,
     Beat,
+    Decoding,
     Drain,
     Finished,
     FinishReason,
@@ -101,7 +102,9 @@ def status(
     num_free_pages: int = 64,
     num_running: int = 0,
     num_queued_tokens: int = 0,
+    num_background_tokens: int = 0,
     prefill_rate: float | None = None,
+    decoding: Decoding | None = None,
     is_draining: bool = False,
 ) -> Status:
     return Status(
@@ -110,7 +113,9 @@ def status(
         num_running=num_running,
         num_waiting=0,
         num_queued_tokens=num_queued_tokens,
-        prefilling=None if prefill_rate is None else Prefilling(step_s=0.0, rate=prefill_rate),
+        num_interactive_tokens=num_queued_tokens - num_background_tokens,
+        prefilling=None if prefill_rate is None else Prefilling(step_s=0.0, rate=prefill_rate, chunk_tokens=64),
+        decoding=decoding,
         is_draining=is_draining,
         gauges={"pages.held": 3.0},
         counters={"steps_total": 7.0},
@@ -128,6 +133,7 @@ class ScriptedInstance:
         self.prefill_rate: float | None = None  # at which it prefills, it says
         self.num_queued_tokens = 0  # to be prefilled, it says
         self.is_draining = False
+        self.num_background_tokens = 0  # those of them that are flex
         self._status_s = status_s
         self._gateways: set[str] = set()
         self._endpoint = endpoint
@@ -193,6 +199,7 @@ class ScriptedInstance:
         return status(
             self.uuid,
             num_queued_tokens=self.num_queued_tokens,
+            num_background_tokens=self.num_background_tokens,
             prefill_rate=self.prefill_rate,
             is_draining=self.is_draining,
         )
@@ -297,6 +304,7 @@ class ScriptedDecoder(ScriptedInstance):
         self.is_stalled = False  # accepts, then says nothing
         self.accept_delay_s = 0.0
         self.token_s = 0.0  # between two tokens
+        self.row_s: float | None = None  # of a decode step, it says
         self.rejects: tuple[str, str] | None = None
         self.uses_leases = True
         self.num_failing_tickets = 0
@@ -315,8 +323,24 @@ class ScriptedDecoder(ScriptedInstance):
             num_free_pages=64 - len(self.running),
             num_running=len(self.running),
             num_queued_tokens=self.num_queued_tokens,
+            num_background_tokens=self.num_background_tokens,
             prefill_rate=self.prefill_rate,
             is_draining=self.is_draining,
+            decoding=self.decoding(),
+        )
+
+    def decoding(self) -> Decoding | None:
+        """What it says of its decode steps: `row_s` for each that runs."""
+        if self.row_s is None:
+            return None
+        generates = [generate for generate in self.all_heard(Generate) if generate.request_id in self.running]
+        return Decoding(
+            step_s=0.0,
+            row_s=self.row_s,
+            key_s=0.0,
+            num_rows=len(generates),
+            num_keys=sum(len(generate.token_ids) for generate in generates),
+            num_interactive=sum(generate.tier == "interactive" for generate in generates),
         )
 
     def hear(self, message: GatewayMessage) -> None:

@@ -45,6 +45,7 @@ def test_a_completion_has_openais_fields(front: Front) -> None:
     assert without(answer, "id", "created") == {
         "object": "text_completion",
         "model": MODEL,
+        "service_tier": "default",
         "system_fingerprint": None,
         "choices": [{"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop"}],
         "usage": {
@@ -197,6 +198,7 @@ def test_a_completions_stream_gives_text_then_the_reason_then_done(front: Front)
     assert without(chunks[0], "id", "created", "choices") == {
         "object": "text_completion",
         "model": MODEL,
+        "service_tier": "default",
         "system_fingerprint": None,
     }
 
@@ -381,6 +383,15 @@ def test_a_mistake_of_ours_tells_the_client_no_more_than_that(front: Front) -> N
     response = front.chat()
     assert error_of(response, 500)["code"] == "internal_error"
     assert "secret" not in response.text
+
+
+def test_events_are_ascii_whatever_their_text(front: Front) -> None:
+    text = "das M\u00fchlrad\u2028 \u6c34\u0085!"
+    front.says(text)
+    response = front.complete(stream=True)
+    assert response.content.isascii()
+    assert "".join(event["choices"][0]["text"] for event in events_of(response)[:-1]) == text
+    assert front.complete().json()["choices"][0]["text"] == text
 
 
 def test_a_mistake_of_ours_in_a_stream_is_logged_and_told(front: Front, caplog: pytest.LogCaptureFixture) -> None:

@@ -208,3 +208,31 @@ def test_at_the_end_what_still_runs_is_told_so(front: Front) -> None:
         assert "shutting down" in error and (done, rest) == ("data: [DONE]", "")
 
     front.runner.run(scenario())
+
+
+def test_a_client_that_leaves_as_its_answer_is_done_troubles_nobody(
+    front: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        done = asyncio.Event()
+        front.dispatch.script = lambda _: [done, Progress(token_ids=(50,), finish_reason="length", num_tokens=1)]
+        client = Client.asking()
+        call = asyncio.create_task(client.call(front))
+        await until(lambda: front.dispatch.running)
+        await asyncio.sleep(0)
+        client.left.set()
+        done.set()
+        await call
+        assert client.status == 200
+        await asyncio.sleep(0)
+
+    front.runner.run(scenario())
+    assert caplog.records == []
+
+
+def test_a_mistake_of_ours_is_answered_and_left_to_the_server_to_log(front: Front) -> None:
+    front.dispatch.script = lambda _: [KeyError("secret")]
+    client = Client.asking()
+    with pytest.raises(KeyError, match="secret"):
+        front.runner.run(client.call(front))
+    assert client.status == 500 and "internal error" in client.body and "secret" not in client.body

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import zmq.asyncio
 from scripted_instance import announce, on_loop, status, until
 
 from headrace.errors import InputError
-from headrace.gateway.control import ControlSocket
+from headrace.gateway.control import MOST_AT_ONCE, ControlSocket
 from headrace.protocol.control import MAX_MESSAGE_BYTES, Beat, InstanceMessage, decode_from_gateway, encode_control
 
 D1, D2, GATEWAY = "d" * 32, "e" * 32, "a" * 32
@@ -59,7 +60,7 @@ def test_messages_go_both_ways(tmp_path: Path, endpoint: str) -> None:
         with bound(endpoint.format(folder=tmp_path)) as (control, context):
             instance = dealer(context, control.endpoint, D1)
             await instance.send(encode_control(announce("decoder", D1)))
-            assert await control.receive() == announce("decoder", D1)
+            assert await control.receive() == [announce("decoder", D1)]
             assert control.send(D1, Beat(sender=GATEWAY))
             assert decode_from_gateway(await instance.recv()) == Beat(sender=GATEWAY)
 
@@ -98,7 +99,7 @@ async def test_what_is_no_message_is_dropped_and_counted(tmp_path: Path, caplog:
 
         async def receive() -> None:
             while True:
-                received.append(await control.receive())
+                received.extend(await control.receive())
 
         receiving = asyncio.create_task(receive())
         await nameless.send(encode_control(status(D1)))
@@ -120,8 +121,32 @@ async def test_a_message_that_is_too_large_ends_its_sender_and_nobody_else(tmp_p
         huge, instance = dealer(context, control.endpoint, D1), dealer(context, control.endpoint, D2)
         await huge.send(bytes(MAX_MESSAGE_BYTES + 1))
         await instance.send(encode_control(status(D2)))
-        assert (await control.receive()).sender == D2
+        assert [message.sender for message in await control.receive()] == [D2]
         assert not control.send(D1, Beat(sender=GATEWAY))
+
+
+@on_loop
+async def test_what_came_just_before_a_send_is_not_overlooked(tmp_path: Path) -> None:
+    with bound(f"ipc://{tmp_path}/control.sock") as (control, context):
+        instance = dealer(context, control.endpoint, D1)
+        await instance.send(encode_control(status(D1)))
+        await control.receive()
+        receiving = asyncio.create_task(control.receive())
+        await asyncio.sleep(0)
+        await instance.send(encode_control(status(D1)))
+        time.sleep(0.05)  # the loop does not run, and sees no descriptor
+        assert control.send(D1, Beat(sender=GATEWAY))
+        assert await asyncio.wait_for(receiving, 2) == [status(D1)]
+
+
+@on_loop
+async def test_a_flood_is_read_in_parts(tmp_path: Path) -> None:
+    with bound(f"ipc://{tmp_path}/control.sock") as (control, context):
+        instance = dealer(context, control.endpoint, D1)
+        for _ in range(MOST_AT_ONCE + 1):
+            await instance.send(encode_control(status(D1)))
+        time.sleep(0.05)
+        assert [len(await control.receive()) for _ in range(2)] == [MOST_AT_ONCE, 1]
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------
@@ -163,7 +188,7 @@ async def test_a_living_socket_is_not_displaced(tmp_path: Path) -> None:
             ControlSocket(endpoint)
         instance = dealer(context, control.endpoint, D1)
         await instance.send(encode_control(status(D1)))
-        assert (await control.receive()).sender == D1
+        assert [message.sender for message in await control.receive()] == [D1]
 
 
 @on_loop

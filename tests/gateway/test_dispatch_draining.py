@@ -1,6 +1,5 @@
 """Instances that are to leave or to change role: told by an operator, given nothing new, and no request is lost."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -35,20 +34,6 @@ async def test_a_decoder_that_drains_ends_what_it_runs_and_is_given_nothing_more
         await until(lambda: len(around.dispatcher.alive()) == 2)
         assert leaving.uuid not in await operator.standings()
         assert around.dispatcher.statistics().num_events.get("lost", 0) == 0
-
-
-@on_loop
-async def test_what_reaches_a_decoder_after_its_drain_began_goes_elsewhere(tmp_path: Path) -> None:
-    async with fleet(tmp_path, decoders=2) as around:
-        for decoder in around.decoders:
-            decoder.is_draining = True  # and no Status has said so yet
-            decoder.start(_opens_later(decoder) if decoder is around.decoders[1] else asyncio.sleep(0))
-        await is_answered(around.dispatcher, generation())
-
-
-async def _opens_later(decoder: ScriptedDecoder) -> None:
-    await asyncio.sleep(0.05)
-    decoder.is_draining = False
 
 
 @on_loop

@@ -27,7 +27,7 @@ async def tells(around: Fleet, *instances: ScriptedInstance, rate: float | None 
     def is_heard() -> bool:
         stand = {alive.uuid: alive.status for alive in around.dispatcher.alive()}
         said = [stand[instance.uuid] for instance in instances]
-        speed = None if rate is None else Prefilling(step_s=0.0, rate=rate)
+        speed = None if rate is None else Prefilling(step_s=0.0, rate=rate, chunk_tokens=64)
         return all(one is not None and (one.prefilling, one.num_queued_tokens) == (speed, queued) for one in said)
 
     await until(is_heard, "the gateway has heard of it")

@@ -131,7 +131,7 @@ def test_what_was_given_counts_until_the_next_status() -> None:
     here(instances, ("decoder", D1), ("prefiller", P1))
     instances.take(status(D1, num_free_pages=20, num_running=2), 0.0)
     instances.placed(D1, 5)
-    instances.given(P1, 300)
+    instances.given(P1, 300, "interactive")
     (decoder,), (prefiller,) = instances.decoders(), instances.prefillers()
     assert (decoder.num_free_pages, decoder.num_running, prefiller.num_queued_tokens) == (15, 3, 300)
     instances.ended(D1, 5)
@@ -156,7 +156,7 @@ def test_what_is_said_of_the_absent_is_ignored() -> None:
     instances = table()
     instances.placed(D1, 5)
     instances.ended(D1, 5)
-    instances.given(P1, 5)
+    instances.given(P1, 5, "flex")
     assert instances.leave(D1, "gone") == [] and instances.name(D1) == "-" and instances.name(None) == "-"
 
 

@@ -63,6 +63,7 @@ def test_every_instances_figures_are_passed_through() -> None:
     assert read["headrace_instance_steps_total", "decoder-0", "decoder"] == 7
     assert read["headrace_instance_steps_total", "prefiller-0", "prefiller"] == 8
     assert read["headrace_instance_free_pages", "decoder-0", "decoder"] == 64
+    assert read["headrace_instance_draining", "decoder-0", "decoder"] == 0
     assert (read["headrace_instances_alive", "decoder"], read["headrace_instances_alive", "colocated"]) == (1, 0)
 
 

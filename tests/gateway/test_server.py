@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tiny_vocabulary import byte_level_tokenizer, write_model
 from headrace.errors import InputError
 from headrace.gateway.listening import bind
 from headrace.gateway.options import GatewayOptions
-from headrace.gateway.server import make_server, run_gateway, take_all_descriptors, url_of
+from headrace.gateway.server import MOST_HEAD_BYTES, make_server, run_gateway, take_all_descriptors, url_of
 
 PROGRAM = Path(__file__).with_name("gateway_process.py")
 MODEL = "mill"
@@ -145,6 +145,36 @@ def test_who_sends_no_request_in_time_is_hung_up_on_and_nobody_else(
         for writer in (nothing, first, second, third):
             writer.close()
 
+    play(model_directory, scenario)
+
+
+def test_a_request_whose_head_never_ends_is_refused_and_a_long_body_is_none(model_directory: Path) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "x", "user": "y" * MOST_HEAD_BYTES}).encode()
+    asking = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+
+    async def scenario(address: tuple[str, int]) -> None:
+        (endless, first), (whole, second), (kept, third) = [await asyncio.open_connection(*address) for _ in range(3)]
+        first.write(b"GET /v1/models HTTP/1.1\r\n")
+        for _ in range(1 + MOST_HEAD_BYTES // 8000):
+            first.write(b"x: " + b"y" * 7995 + b"\r\n")
+        second.write(asking + body)
+        async with asyncio.timeout(5):
+            refusal = await endless.read()
+            assert b" 400 " in refusal and b"must be at most 65536 bytes" in refusal
+            assert b" 200 " in await whole.readline()
+            for _ in range(3):  # one after the other they may be longer
+                third.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx: " + b"y" * (MOST_HEAD_BYTES // 2))
+                await asyncio.sleep(0.02)
+                third.write(b"\r\n\r\n")
+                assert b" 200 " in await kept.readuntil(b"}]}")
+        for writer in (first, second, third):
+            writer.close()
+
+    play(model_directory, scenario)
+
+
+def play(model_directory: Path, scenario: Callable[[tuple[str, int]], Coroutine[Any, Any, None]]) -> None:
+    """At the address of a server on a loop of its own."""
     with a_front(make_intake(model_directory)) as front, bind("127.0.0.1", 0) as listener:
         front.says("and the mill turned.")
         server = make_server(front.app)

@@ -9,7 +9,7 @@ from test_decoder_exits import REASONS, States, in_every_state
 
 from headrace.errors import FabricError
 from headrace.fabric.interface import Descriptor, Imm, MessageReceived, PeerId, Revoked
-from headrace.messenger.known_prefillers import FIRST_REPEAT_S
+from headrace.messenger.known_prefillers import FIRST_REPEAT_S, FORGET_S
 from headrace.messenger.outcomes import PeerReady, PeerRefused, Ready
 from headrace.protocol.messages import CancelAck, Failed, Hello, HelloRefused, Prefill, Refused, TicketClosed, encode
 from headrace.testing import Faults
@@ -243,7 +243,7 @@ def test_a_refused_prefiller_whose_access_has_ended_is_not_greeted_unasked() -> 
     site, decoder, other, peer = refused_decoder()
     site.network.wake(other.fabric)
     site.settle(decoder)
-    assert decoder.messenger.next_due() is None
+    assert decoder.messenger.next_due() == FORGET_S, "something is done before it is forgotten"
     assert len(other.heard(Hello)) == 1
     assert decoder.messenger.greet(other.fabric.address, site.now) == peer
     site.settle(decoder)

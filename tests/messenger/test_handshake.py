@@ -14,7 +14,7 @@ from headrace.errors import FabricError, InputError
 from headrace.fabric.interface import Descriptor, PeerId
 from headrace.messenger.decoder import DecoderMessenger
 from headrace.messenger.known_decoders import FORGET_REFUSED_S
-from headrace.messenger.known_prefillers import LONGEST_REPEAT_S
+from headrace.messenger.known_prefillers import FORGET_S, LONGEST_REPEAT_S
 from headrace.messenger.outcomes import PeerReady, PeerRefused
 from headrace.protocol.messages import PROTOCOL_VERSION, Hello, HelloRefused, encode
 from headrace.testing import Faults
@@ -315,7 +315,7 @@ def test_a_prefiller_that_was_refused_is_asked_again_under_the_next_epoch_when_i
     other.say(other.peer, other.hello(asked.epoch, fingerprint="another"))
     site.settle(decoder)
     assert [type(outcome) for outcome in decoder.outcomes] == [PeerRefused]
-    assert decoder.messenger.next_due() is None, "it asks on though it was told to"
+    assert decoder.messenger.next_due() == FORGET_S, "it asks on though it was told to"
     assert decoder.messenger.greet(other.fabric.address, site.now) == peer
     site.settle(decoder)
     assert [hello.epoch for hello in other.heard(Hello)] == [1, 2]
@@ -412,7 +412,7 @@ def test_a_prefiller_that_was_refused_and_then_cannot_be_granted_access_is_not_a
     Refusing(decoder, monkeypatch)
     with pytest.raises(FabricError):
         decoder.messenger.greet(other.fabric.address, site.now)
-    assert decoder.messenger.next_due() is None
+    assert decoder.messenger.next_due() == FORGET_S
     other.say(other.peer, other.hello(2))  # though it was not asked
     site.settle(decoder)
     assert not decoder.messenger.is_ready(peer)

@@ -45,6 +45,13 @@ def test_the_reserve_is_kept_from_background_prompts_and_given_to_interactive_on
     assert waits(of, "second user", 1)
 
 
+def test_what_is_leased_is_told_by_tier() -> None:
+    leases = Leases(capacity_tokens=100, reserve_tokens=50)
+    leases.try_grant("flex", num_tokens=30, tier="flex", now=0.0)
+    leases.try_grant("interactive", num_tokens=20, tier="interactive", now=0.0)
+    assert (leases.outstanding_of("interactive"), leases.outstanding_of("flex")) == (20, 30)
+
+
 def test_interactive_prompts_may_use_everything() -> None:
     of = leases()
     grant(of, "a", CAPACITY)

@@ -39,11 +39,12 @@ def site() -> LoopbackSite:
     return LoopbackSite(seed=1)
 
 
-def take_over(site: LoopbackSite, address: bytes, fabric: Fabric) -> None:
-    """The endpoint is found at this address from now on, as one bound to the port of an earlier one would be."""
+def take_over(site: LoopbackSite, address: bytes, fabric: Fabric, *, watched_at: bytes = b"") -> None:
+    """The endpoint is found where this address leads from now on, as one bound to the port of an earlier one would be.
+    Where it is watched may be somewhere else."""
     assert isinstance(fabric, LoopbackFabric)
-    site.network._endpoints[address] = fabric
-    fabric._address = address
+    fabric._address = address + watched_at
+    site.network._endpoints[address] = site.network._endpoints[fabric._address] = fabric
 
 
 def uuids_that_were_ready(decoder: DecoderProcess) -> list[str]:
@@ -89,7 +90,8 @@ def test_a_newer_epoch_may_come_with_another_pool_and_then_its_bounds_and_places
 # ---- another decoder at the address ----------------------------------------------------------------------------
 
 
-def test_a_decoder_started_anew_at_its_address_replaces_the_one_before_and_is_served() -> None:
+@pytest.mark.parametrize("watched_at", [b"", b"elsewhere"])
+def test_a_decoder_started_anew_at_its_address_replaces_the_one_before_and_is_served(watched_at: bytes) -> None:
     pair = Pair()
     pair.site.network.faults = LATE
     for i in range(2):  # one has been sent and not taken, one waits for its step
@@ -100,7 +102,7 @@ def test_a_decoder_started_anew_at_its_address_replaces_the_one_before_and_is_se
     old = pair.decoder
     pair.site.network.kill(old.fabric)
     new = PuppetDecoder(pair.site, pool_layout(60), pair.prefiller.fabric.address)
-    take_over(pair.site, old.fabric.address, new.fabric)
+    take_over(pair.site, old.fabric.address, new.fabric, watched_at=watched_at)
     pair.decoder = new
     new.greet()
     pair.deliver()
@@ -149,6 +151,20 @@ def test_a_decoder_started_anew_with_another_model_is_refused_and_the_one_before
     pair.everything_is_back()
 
 
+def test_a_refused_decoder_is_refused_again_at_another_start_and_served_when_it_is_right() -> None:
+    pair = Pair()
+    for fingerprint in ("another", "a third", ""):
+        old, pair.decoder = pair.decoder, PuppetDecoder(pair.site, pool_layout(60), pair.prefiller.fabric.address)
+        pair.site.network.kill(old.fabric)
+        take_over(pair.site, old.fabric.address[:17], pair.decoder.fabric, watched_at=fingerprint.encode())
+        told = {"fingerprint": fingerprint} if fingerprint else {}
+        pair.decoder.say(pair.decoder.peer, pair.decoder.hello(**told))
+        pair.deliver()
+        assert len(pair.decoder.heard(HelloRefused if told else Hello)) == 1
+    assert pair.prefiller.messenger.statistics().num_strange_messages == 0
+    assert pair.prefiller.fabric.statistics().num_peers_now == 1
+
+
 def test_a_hello_of_the_one_before_that_comes_late_does_not_displace_the_decoder_at_its_address() -> None:
     pair = Pair()
     pair.decoder.epoch += 1
@@ -176,7 +192,7 @@ def test_a_decoder_after_a_reboot_replaces_the_one_before_though_its_ticks_begin
     for host, started in (("one boot", 7), ("the next boot", 3)):
         old, pair.decoder = pair.decoder, PuppetDecoder(pair.site, pool_layout(60), pair.prefiller.fabric.address)
         pair.site.network.kill(old.fabric)
-        take_over(pair.site, old.fabric.address, pair.decoder.fabric)
+        take_over(pair.site, old.fabric.address, pair.decoder.fabric, watched_at=host.encode())
         pair.decoder.epoch = 1
         pair.decoder.say(pair.decoder.peer, pair.decoder.hello(host=host, started=started))
         pair.deliver()
@@ -214,6 +230,26 @@ def test_a_prefiller_started_anew_at_its_address_is_adopted_by_the_decoder_that_
         site.settle(new, decoder)
     assert uuids_that_were_ready(decoder) == [old.identity.uuid, new.identity.uuid]
     fetch(new, decoder, peer, "again")
+    decoder.pool.look()
+    assert decoder.fabric.statistics().num_peers_now == 1
+
+
+def test_a_prefiller_watched_elsewhere_replaces_the_one_that_was_at_its_port(site: LoopbackSite) -> None:
+    old, decoder, peer = pair(site)
+    request, lease = decoder.reserve("lost", PROMPT), old.lease("lost", len(PROMPT))
+    assert request is not None and lease is not None
+    decoder.open(request, peer, lease)
+    site.settle(old, decoder)
+    site.network.kill(old.fabric)
+    old.dead = True
+    new = PrefillerProcess(site, pool_layout(40))
+    take_over(site, old.fabric.address, new.fabric, watched_at=b"elsewhere")
+    there = greet(decoder, new)
+    assert there != peer and not decoder.messenger.knows(peer)
+    [answer] = request.answers
+    assert isinstance(answer, TicketFailed) and answer.reason == "peer_lost"
+    decoder.finish(request)
+    fetch(new, decoder, there, "again")
     decoder.pool.look()
     assert decoder.fabric.statistics().num_peers_now == 1
 

@@ -196,7 +196,8 @@ async def test_a_status_says_how_it_stands(world: World) -> None:
         await world.gateway.accepted(one)
     status = decoder.status
     assert (status.num_running, status.num_waiting) == (2, 0)
-    assert status.num_queued_tokens == 2 * 19
+    assert status.num_queued_tokens == status.num_interactive_tokens == 2 * 19
+    assert status.decoding is None  # nothing was measured yet
     assert status.num_free_pages == NUM_PAGES - 2 * 6
     assert status.gauges["pages_held"] == 2 * 6
     decoder.model.open()
@@ -210,6 +211,11 @@ async def test_a_status_says_how_it_stands(world: World) -> None:
     assert status.counters["prefill_tokens_total"] == 2 * 19
     assert status.counters["decode_tokens_total"] == 2 * 4
     assert status.counters["steps_total"] >= 4
+    for seed in range(3, 6):
+        await world.gateway.generate(decoder.uuid, prompt(20, seed=seed), 4).finished()
+    decoding = decoder.status.decoding
+    assert decoding is not None and decoding.step_s + decoding.row_s + decoding.key_s > 0
+    assert (decoding.num_rows, decoding.num_keys, decoding.num_interactive) == (0, 0, 0)
 
 
 @in_world

@@ -58,6 +58,8 @@ def status() -> Status:
         num_waiting=0,
         num_queued_tokens=0,
         prefilling=None,
+        num_interactive_tokens=0,
+        decoding=None,
         is_draining=False,
         gauges={},
         counters={},

@@ -70,7 +70,7 @@ class Served:
             raise
         finally:
             timer.cancel()
-        instances = self.pids().keys() - {"gateway"}
+        instances = {name for name in self.pids() if not name.startswith("gateway")}
         self.wait_until(lambda: {name for name, _ in self.gauges()} >= instances, "every instance tells its state")
         return self
 
@@ -119,6 +119,18 @@ class Served:
 
     # ---- its processes -----------------------------------------------------------------------------------------
 
+    @property
+    def control(self) -> str:
+        """Where the gateway hears operators: of several the first, control.sock and not control-1.sock."""
+        return max(re.findall(r"control at (ipc://\S+)", self.log()))
+
+    def operate(self, *words: str) -> str:
+        """A command of an operator, which succeeds -> what it says."""
+        command = [sys.executable, "-m", "headrace", *words, "--control", self.control]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert answer.returncode == 0, f"{answer.stderr}\n{self.log()}"
+        return answer.stdout
+
     def pids(self) -> dict[str, int]:
         """By name: gateway, prefiller-0, ..."""
         found = {}
@@ -128,12 +140,6 @@ class Served:
                 if "--name" in words:
                     found[words[words.index("--name") + 1]] = int(entry.name)
         return found
-
-    @property
-    def control(self) -> str:
-        """Where instances and operators find its gateway."""
-        words = Path(f"/proc/{self.pids()['gateway']}/cmdline").read_bytes().decode().split("\0")
-        return words[words.index("--control") + 1]
 
     # ---- asked -------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ the bytes of the KV pools themselves, which are mapped from outside, watched for
 """
 
 import asyncio
+import http.client
+import json
 import mmap
 import os
 import random
@@ -14,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import openai
@@ -33,11 +36,17 @@ IS_NATIVE = bool(_cpu.instruction_sets())
 """Native kernels compute a row as if it were alone, in bf16: each text is the same to the bit, whoever is beside it.
 Plain torch computes it as the others of its batch allow: there in fp32, and narrow margins are left out."""
 
+POOL_TOKENS = 868
 DTYPE, TOKEN_BYTES = ("bf16", 23_040) if IS_NATIVE else ("fp32", 46_080)
 OPTIONS = (
     *("--dtype", DTYPE, "--chunk-tokens", "128", "--max-running", "12"),
-    *("--kv-memory", str(868 * TOKEN_BYTES)),  # tokens; what runs at once would take some 5,000
+    *("--kv-memory", str(POOL_TOKENS * TOKEN_BYTES)),  # what runs at once would take some 5,000 tokens
 )
+INSTANCES = ("prefiller-0", "decoder-0")
+COUNTED = ("requests_finished_total", "decode_tokens_total")
+BOUND_S, TOLD_S, MARGIN_S = 1.0, 0.5, 1.5
+"""What docs/protocol.md promises (a step of 128 tokens is shorter), how often instances say how they stand, and what
+two busy cores may add."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,61 @@ def test_nothing_lands_afterwards_and_nothing_stale_is_read(
         pool[:] = POISON
     again = [served.complete([3, *prompt], 24) for prompt in fresh]
     assert all(len(set(text.token_ids)) > 2 for text in (*texts, *again)), "NaN draws one and the same token"
+
+
+PLACES = ("while it waits for room", "in the middle of its prefill and transfer", "while it decodes")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_client_that_leaves_is_forgotten_on_both_sides_within_the_bound(
+    served: Served, licence_ids: list[int], place: str
+) -> None:
+    served.wait_idle()
+    before = served.gauges()
+    long = [4 + PLACES.index(place), *licence_ids[: POOL_TOKENS - 100]]  # found in nobody's index
+    clients = []
+    if place == "while it waits for room":
+        clients = [Client(served, long, 64)]
+        served.wait_until(lambda: served.gauges()["decoder-0", "pages_held"] > 0, "the pool is taken")
+        no_room = served.num_events("no_room")
+        clients.append(Client(served, [9, *long], 64))
+        served.wait_until(lambda: served.num_events("no_room") > no_room, "there is no room for it", 20)
+    elif place == "while it decodes":
+        clients = [Client(served, long[:40], POOL_TOKENS - 60)]
+        decoded = before["decoder-0", "decode_tokens_total"]
+        served.wait_until(lambda: served.gauges()["decoder-0", "decode_tokens_total"] > decoded, "it decodes")
+    else:
+        pool = kv_memory(served.pids()["decoder-0"])
+        empty = pool.copy()
+        clients = [Client(served, long, 64)]
+        while (pool == empty).all():  # the first of its six chunks, before any Status could tell
+            assert clients[0].asked_at + 20 > time.monotonic(), "nothing has landed"
+    left_at = time.monotonic()
+    for client in clients:
+        client.leave()
+    served.wait_idle()
+    took_s = time.monotonic() - left_at
+    assert took_s < BOUND_S + TOLD_S + MARGIN_S, f"{took_s:.2f} s"
+    after = served.gauges()
+    assert all(after[name, "pages_free"] + after[name, "pages_cached"] == after[name, "pages"] for name in INSTANCES)
+    done, drawn = (after["decoder-0", name] - before["decoder-0", name] for name in COUNTED)
+    assert done == 1, "one had its pages, and the other never came so far"
+    assert drawn == 0 or place != "in the middle of its prefill and transfer"
+
+
+class Client:
+    """One that asks, and leaves without an answer."""
+
+    def __init__(self, served: Served, token_ids: Sequence[int], max_tokens: int) -> None:
+        request = served.request(token_ids, max_tokens)
+        body = {**request.pop("extra_body"), **request, "stream": True}
+        url = urlsplit(served.url)
+        self._connection = http.client.HTTPConnection(url.netloc)
+        self.asked_at = time.monotonic()
+        self._connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+
+    def leave(self) -> None:
+        self._connection.close()
 
 
 async def storm(

@@ -25,6 +25,7 @@ from headrace.cli.run_directory import default_control, shared_weights_directory
 from headrace.cli.serve import ServeOptions, Sizes, serve
 from headrace.cli.successor import succeed
 from headrace.cli.transports import plan_reach
+from headrace.gateway.budgets import Tiers, budget_of
 from headrace.gateway.options import GatewayOptions
 from headrace.kvcache.layout import KVDtype
 from headrace.model.builtin import BUILTIN_NAME
@@ -65,6 +66,7 @@ def serve_command(
     context: typer.Context,
     *,
     deployment: opt.DeploymentFile = None,
+    gateways: opt.NumGateways = 1,
     prefillers: opt.Prefillers = None,
     decoders: opt.Decoders = 1,
     colocated: opt.Colocated = False,
@@ -92,9 +94,13 @@ def serve_command(
     cpus: opt.Cpus = None,
     max_queued: opt.MaxQueued = GATEWAY.max_queued,
     deadline: opt.Deadline = GATEWAY.deadline_s,
+    interactive_ttft_ms: opt.InteractiveTtftMs = None,
+    interactive_tpot_ms: opt.InteractiveTpotMs = None,
+    flex_ttft_ms: opt.FlexTtftMs = None,
+    flex_tpot_ms: opt.FlexTpotMs = None,
     log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> int:
-    """A gateway and its instances on this machine: an OpenAI-compatible server. Ctrl-C ends all of them."""
+    """Gateways and their instances on this machine: an OpenAI-compatible server. Ctrl-C ends all of them."""
     configure_logging(log_level, "serve")
     deployed = None if deployment is None else read_deployed(deployment, given=_given(context))
     model = model if deployed is None else deployed.model
@@ -107,6 +113,7 @@ def serve_command(
         max_model_len=max_model_len,
         host=host,
         port=port,
+        gateways=gateways,
         prefillers=prefillers,
         decoders=decoders,
         colocated=colocated,
@@ -126,6 +133,12 @@ def serve_command(
         cpus=cpus.numbers if cpus else (),
         max_queued=max_queued,
         deadline_s=deadline,
+        tiers=Tiers(
+            budgets={
+                "interactive": budget_of(interactive_ttft_ms, interactive_tpot_ms),
+                "flex": budget_of(flex_ttft_ms, flex_tpot_ms),
+            }
+        ),
         log_level=log_level,
     )
     return 0 if serve(options if deployed is None else as_deployed(options, deployed)) else 1
@@ -143,6 +156,11 @@ def gateway(
     insecure: opt.Insecure = False,
     max_queued: opt.MaxQueued = GATEWAY.max_queued,
     deadline: opt.Deadline = GATEWAY.deadline_s,
+    interactive_ttft_ms: opt.InteractiveTtftMs = None,
+    interactive_tpot_ms: opt.InteractiveTpotMs = None,
+    flex_ttft_ms: opt.FlexTtftMs = None,
+    flex_tpot_ms: opt.FlexTpotMs = None,
+    key_tier: opt.KeyTiers = None,
     log_level: opt.LogLevel = DEFAULT_LEVEL,
 ) -> None:
     """One gateway: HTTP on one side, instances on the other."""
@@ -159,6 +177,13 @@ def gateway(
         model=served_name or default_served_name(model),
         max_queued=max_queued,
         deadline_s=deadline,
+        tiers=Tiers(
+            budgets={
+                "interactive": budget_of(interactive_ttft_ms, interactive_tpot_ms),
+                "flex": budget_of(flex_ttft_ms, flex_tpot_ms),
+            },
+            keys={one.digest: one.tier for one in key_tier or ()},
+        ),
     )
     # Function-local: a role is loaded when all is right, and only the one that is to run.
     with loading():

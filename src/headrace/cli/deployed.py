@@ -16,6 +16,7 @@ from headrace.errors import InputError
 SAID = (
     *("model", "dtype", "page_size", "max_model_len", "prefillers", "decoders", "colocated"),
     *("prefiller_tp", "decoder_tp", "decoder_dp"),
+    *("interactive_ttft_ms", "interactive_tpot_ms", "flex_ttft_ms", "flex_tpot_ms"),
     *("chunk_tokens", "max_running", "kv_memory", "tpot_ms", "max_stall_ms", "transports", "require_provider"),
 )
 """Options that a file says, or rules out."""
@@ -48,6 +49,7 @@ def as_deployed(options: ServeOptions, deployment: Deployment) -> ServeOptions:
         tpot_ms=deployment.decoders.tpot_ms,
         max_stall_ms=deployment.decoders.max_stall_ms,
         transports=deployment.link.transports,
+        tiers=deployment.tiers,
     )
 
 

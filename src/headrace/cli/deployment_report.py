@@ -13,6 +13,7 @@ from headrace.protocol.operator import Deployment, InstanceFacts, RequestFacts
 
 MOST_ROWS = 40
 """Of requests, in a table for people."""
+LEAST_WIDTH = len("draining")
 UUID_DIGITS = 8
 """Shown of a uuid: enough to tell instances apart."""
 
@@ -36,14 +37,21 @@ def rendered(deployment: Deployment) -> Iterator[RenderableType]:
 
 def _counted(deployment: Deployment) -> str:
     stages = Counter(request.stage for request in deployment.requests)
-    shown = f", the first {MOST_ROWS} of them" if deployment.num_requests > MOST_ROWS else ""
-    return f"{deployment.num_requests} requests: {', '.join(f'{n} {stage}' for stage, n in stages.items())}{shown}"
+    number = deployment.num_requests
+    shown = f", the first {MOST_ROWS} of them" if number > MOST_ROWS else ""
+    return f"{number} request{'s' * (number != 1)}: {', '.join(f'{n} {stage}' for stage, n in stages.items())}{shown}"
 
 
 def _instances_table(instances: Sequence[InstanceFacts]) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for title in ("instance", "role", "standing", "pid", "running", "waiting", "free pages", "uuid"):
-        table.add_column(title, justify="left" if title in ("instance", "role", "standing", "uuid") else "right")
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in ("instance", "role", "standing", "pid", "running", "waiting", "free", "uuid"):
+        is_number = title in ("pid", "running", "waiting", "free")
+        table.add_column(
+            title,
+            justify="right" if is_number else "left",
+            no_wrap=title != "standing",
+            min_width=LEAST_WIDTH if title == "standing" else None,
+        )
     for facts in instances:
         status = facts.status
         counts = (
@@ -66,9 +74,10 @@ def _standing(facts: InstanceFacts) -> str:
 
 
 def _requests_table(requests: Sequence[RequestFacts], names: dict[str, str]) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("request", "tier", "stage", "prefiller", "decoder", "prompt", "tokens"):
-        table.add_column(title, justify="right" if title in ("prompt", "tokens") else "left")
+        is_number = title in ("prompt", "tokens")
+        table.add_column(title, justify="right" if is_number else "left", overflow="fold", no_wrap=title != "request")
     for facts in requests:
         table.add_row(
             *(facts.request_id, facts.tier, facts.stage),

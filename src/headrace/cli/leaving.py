@@ -1,17 +1,19 @@
 """`headrace drain` and `headrace role` after the gateway has agreed: who is meant, and how far it is. Blocks.
 
 Knows a deployment only as a gateway tells it, asked again and again until the instance has left, and until its
-successor serves where it is to have one.
+successor serves where it is to have one. A gateway that is too busy to answer once is asked again.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from headrace.cli.operator import Operator
+from headrace.cli.operator import NoAnswer, Operator
 from headrace.errors import HeadraceError, InputError
 from headrace.protocol.operator import Deployment, InstanceFacts
 
 ASK_EVERY_S = 0.25
+MOST_UNANSWERED = 5  # in a row, some ten seconds
 LEAST_PREFIX = 4  # of a uuid
 
 
@@ -33,7 +35,7 @@ def the_one(instance: str, instances: Sequence[InstanceFacts]) -> InstanceFacts:
 
 def wait_gone(operator: Operator, leaving: InstanceFacts, *, deadline: float, show: Callable[[str], None]) -> None:
     """Until the gateway knows it no more. Raises StillLeaving, NoAnswer."""
-    while (facts := _by_uuid(deployment := operator.inspect(), leaving.uuid)) is not None:
+    while (facts := _by_uuid(deployment := _inspected(operator), leaving.uuid)) is not None:
         remaining = what_remains(deployment, facts)
         show(f"{leaving.name}: {remaining}")
         _pause(deadline, f"{leaving.name} has not left yet ({remaining}); it goes on")
@@ -42,11 +44,18 @@ def wait_gone(operator: Operator, leaving: InstanceFacts, *, deadline: float, sh
 def wait_serving(operator: Operator, name: str, *, deadline: float, show: Callable[[str], None]) -> InstanceFacts:
     """Until somebody of that name serves. Raises StillLeaving, NoAnswer."""
     while True:
-        for facts in operator.inspect().instances:
+        for facts in _inspected(operator).instances:
             if facts.name == name and facts.standing == "serving":
                 return facts
         show(f"{name}: starts")
         _pause(deadline, f"{name} does not serve yet; it goes on")
+
+
+def _inspected(operator: Operator) -> Deployment:
+    for _ in range(MOST_UNANSWERED - 1):
+        with suppress(NoAnswer):
+            return operator.inspect()
+    return operator.inspect()
 
 
 def _pause(deadline: float, text: str) -> None:

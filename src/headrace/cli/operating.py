@@ -48,7 +48,7 @@ def status_command(
     if json:
         typer.echo(described(deployment))
         return
-    console = Console(file=sys.stdout)
+    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)  # names are what they are
     for part in rendered(deployment):
         console.print(part)
 

@@ -14,9 +14,11 @@ import typer
 from headrace.cli.logs import LEVELS
 from headrace.cli.values import (
     CpuNumbers,
+    KeyTier,
     TransportNames,
     cpu_list,
     in_units,
+    key_tier,
     milliseconds,
     one_of,
     plain_name,
@@ -35,6 +37,8 @@ from headrace.roles.options import InstanceOptions, Transfer, Transport
 
 INSTANCE_DEFAULTS: Final = InstanceOptions(role="decoder", name="", gateways=(), model_dir=Path(), model="")
 GATEWAY_DEFAULTS: Final = GatewayOptions(control="", tokenizer=Path(), model="")
+
+MOST_GATEWAYS = 16
 
 MODEL_PANEL = "Model"
 MEMORY_PANEL = "Memory and batches"
@@ -254,6 +258,13 @@ DeploymentFile = Annotated[
         show_default=False,
     ),
 ]
+NumGateways = Annotated[
+    int,
+    _option(
+        *("--gateways", "N", "Servers before the same instances, at --port and the next ones.", PROCESS_PANEL),
+        parser=whole_number(least=1, most=MOST_GATEWAYS),
+    ),
+]
 Prefillers = Annotated[
     int | None,
     _option(
@@ -283,10 +294,33 @@ ProcessName = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _promise(tier: str, latency: str, what: str) -> Any:  # noqa: ANN401 (typer's)
+    return _option(
+        *(f"--{tier}-{latency}-ms", "MS", f"{what} of {tier} requests: a budget. Without it, none.", PROCESS_PANEL),
+        parser=milliseconds,
+        show_default=False,
+    )
+
+
+InteractiveTtftMs = Annotated[float | None, _promise("interactive", "ttft", "Time to first token")]
+InteractiveTpotMs = Annotated[float | None, _promise("interactive", "tpot", "Mean time of a further token")]
+FlexTtftMs = Annotated[float | None, _promise("flex", "ttft", "Time to first token")]
+FlexTpotMs = Annotated[float | None, _promise("flex", "tpot", "Mean time of a further token")]
+KeyTiers = Annotated[
+    list[KeyTier] | None,
+    _option(
+        *("--key-tier", "SHA256=TIER", "An API key's digest, and the tier of its requests. Once for each."),
+        PROCESS_PANEL,
+        parser=key_tier,
+        show_default=False,
+    ),
+]
 MaxQueued = Annotated[
     int,
     _option(
-        *("--max-queued", "N", "Requests that wait; the next one is answered 429.", PROCESS_PANEL),
+        *("--max-queued", "N", "Requests of a tier that wait; the next one is answered 429.", PROCESS_PANEL),
         parser=whole_number(least=1, most=MOST_REQUESTS),
     ),
 ]

@@ -49,15 +49,19 @@ def default_control() -> str:
 
 
 def running_control() -> str:
-    """Where the one gateway of this user listens, or the first one of its one `serve`. Raises InputError."""
+    """Where the one gateway of this user listens, or any of its one `serve`. Raises InputError."""
     folder = user_directory()
     places = (folder, *sorted(folder.glob(f"{SERVE_PREFIX}*")))
-    found = [path for path in (place / CONTROL_SOCKET for place in places) if _is_listened_at(path)]
+    found = [path for place in places if (path := _first_listened_at(place)) is not None]
     if not found:
         raise InputError("control", f"must be said: no gateway of this user listens in {folder}")
     if len(found) > 1:
         raise InputError("control", f"must be said, one of {', '.join(f'ipc://{path}' for path in found)}")
     return f"ipc://{found[0]}"
+
+
+def _first_listened_at(place: Path) -> Path | None:
+    return next((path for path in sorted(place.glob("control*.sock")) if _is_listened_at(path)), None)
 
 
 def _is_listened_at(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""`headrace serve`: a gateway and its instances on this machine, as processes of their own.
+"""`headrace serve`: gateways and their instances on this machine, as processes of their own.
 
 Owns the plan of which processes run with which options, and what the person is told. Everything that can be wrong with
 the options, the port and the model is found before the first process starts.
@@ -24,10 +24,13 @@ from headrace.cli.run_directory import CONTROL_SOCKET, private_directory
 from headrace.cli.supervisor import Supervisor
 from headrace.cli.transports import plan_transports
 from headrace.errors import InputError
+from headrace.gateway.budgets import Tiers
 from headrace.kvcache.layout import KVDtype
 from headrace.model.options import KernelChoice
 from headrace.protocol.control import Role
 from headrace.roles.options import InstanceOptions, Transfer, Transport
+
+MOST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class Sizes:
 class ServeOptions:
     """None: the option was not given. `decoder_sizes` are also those of colocated instances; page_size is in tokens."""
 
+    gateways: int
     prefillers: int | None
     decoders: int
     colocated: bool
@@ -52,7 +56,7 @@ class ServeOptions:
     model: str
     served_name: str
     host: str
-    port: int
+    port: int  # of the first gateway; the others' follow, or (0) are any that are free
     transfer: Transfer | None
     verify_kv: bool | None
     transports: tuple[Transport, ...] | None  # none of them: auto
@@ -69,6 +73,7 @@ class ServeOptions:
     cpus: tuple[int, ...]  # of all instances' threads, in their order; none: wherever the system puts them
     max_queued: int
     deadline_s: float
+    tiers: Tiers
     log_level: str
 
 
@@ -88,13 +93,25 @@ def serve(options: ServeOptions) -> bool:
     transports_of(options)
     num_ranks = sum(num_ranks_of(role, options) for role, _ in instances_of(options))
     cpus_of(options.cpus, num_threads=options.threads, num_ranks=num_ranks)
-    port = require_free_port(options.host, options.port)
+    ports = free_ports(options)
     model_dir = fetch_model(options.model)
     for role in dict.fromkeys(role for role, _ in instances_of(options)):
         _require_fitting(role, options, model_dir)
     with private_directory() as directory:
-        children = plan_children(options, port=port, model_dir=model_dir, directory=directory)
-        return asyncio.run(Supervisor(children, directory).run(partial(_bring_up, options, port)))
+        children = plan_children(options, ports=ports, model_dir=model_dir, directory=directory)
+        return asyncio.run(Supervisor(children, directory).run(partial(_bring_up, options, ports)))
+
+
+def free_ports(options: ServeOptions) -> tuple[int, ...]:
+    """One for each gateway. Raises InputError."""
+    if options.port + options.gateways > MOST_PORT + 1:
+        wanted = f"must leave room for {options.gateways} gateways up to {MOST_PORT}"
+        raise InputError("port", f"{wanted}, is {options.port}")
+    ports: tuple[int, ...] = ()
+    while len(ports) < options.gateways:
+        port = require_free_port(options.host, options.port and options.port + len(ports))
+        ports = ports if port in ports else (*ports, port)
+    return ports
 
 
 def _require_fitting(role: Role, options: ServeOptions, model_dir: Path) -> None:
@@ -128,26 +145,35 @@ def _sized(role: Role, options: ServeOptions, model_dir: Path) -> InstanceOption
     )
 
 
-async def _bring_up(options: ServeOptions, port: int) -> None:
+async def _bring_up(options: ServeOptions, ports: Sequence[int]) -> None:
     host = reachable_host(options.host)
-    await wait_until_ready(host, port, Counter(role for role, _ in instances_of(options)))
-    sys.stdout.write(greeting(host, port, options.served_name, split=described_split(options)))
+    for port in ports:
+        await wait_until_ready(host, port, Counter(role for role, _ in instances_of(options)))
+    more = "".join(f"Another gateway to the same: {url_of(host, port)}\n" for port in ports[1:])
+    sys.stdout.write(greeting(host, ports[0], options.served_name, split=more + described_split(options)))
     sys.stdout.flush()
 
 
 # ---- which processes -------------------------------------------------------------------------------------------
 
 
-def plan_children(options: ServeOptions, *, port: int, model_dir: Path, directory: Path) -> tuple[Child, ...]:
-    control = f"ipc://{directory / CONTROL_SOCKET}"
+def plan_children(
+    options: ServeOptions, *, ports: Sequence[int], model_dir: Path, directory: Path
+) -> tuple[Child, ...]:
     model = ("--model", str(model_dir), "--served-name", options.served_name, "--log-level", options.log_level)
-    gateway = _child(
-        "gateway",
-        *("gateway", "--name", "gateway", "--control", control, "--host", options.host, "--port", str(port)),
-        *("--max-queued", str(options.max_queued), "--deadline", repr(options.deadline_s)),
-        *model,
-    )
-    shared = ("--gateway", control, *model, *_shared(options))
+    controls = control_endpoints(options, directory)
+    gateways = [
+        _child(
+            name,
+            *("gateway", "--name", name, "--control", control, "--host", options.host, "--port", str(port)),
+            *("--max-queued", str(options.max_queued), "--deadline", repr(options.deadline_s)),
+            *_promises(options.tiers),
+            *model,
+        )
+        for (name, control), port in zip(controls.items(), ports, strict=True)
+    ]
+    announced_to = [word for control in controls.values() for word in ("--gateway", control)]
+    shared = (*announced_to, *model, *_shared(options))
     instances, num_ranks = [], 0
     for role, name in instances_of(options):
         end = num_ranks + num_ranks_of(role, options)
@@ -155,7 +181,15 @@ def plan_children(options: ServeOptions, *, port: int, model_dir: Path, director
         arguments = (*_role_arguments(role, options), "--name", name, *shared, *_sizes(role, options), *cpus)
         instances.append(_child(name, *arguments))
         num_ranks = end
-    return (gateway, *instances)
+    return (*gateways, *instances)
+
+
+def control_endpoints(options: ServeOptions, directory: Path) -> dict[str, str]:
+    """By the name of the gateway."""
+    if options.gateways == 1:
+        return {"gateway": f"ipc://{directory / CONTROL_SOCKET}"}
+    sockets = (CONTROL_SOCKET, *(f"control-{number}.sock" for number in range(1, options.gateways)))
+    return {f"gateway-{number}": f"ipc://{directory / socket}" for number, socket in enumerate(sockets)}
 
 
 def instances_of(options: ServeOptions) -> list[tuple[Role, str]]:
@@ -182,6 +216,15 @@ def transports_of(options: ServeOptions) -> tuple[Transport, ...]:
     return plan_transports(
         options.transports or (), required=options.require_provider, hosts=INSTANCE_DEFAULTS.fabric_hosts
     )
+
+
+def _promises(tiers: Tiers) -> Iterator[str]:
+    for tier, budget in tiers.budgets.items():
+        for latency, seconds in (("ttft", budget.ttft_s), ("tpot", budget.tpot_s)):
+            if seconds is not None:
+                yield from (f"--{tier}-{latency}-ms", f"{seconds * 1e3:.12g}")
+    for digest, tier in tiers.keys.items():
+        yield from ("--key-tier", f"{digest}={tier}")
 
 
 def _role_arguments(role: Role, options: ServeOptions) -> Sequence[str]:
@@ -262,8 +305,12 @@ def _described_pool(role: Role, number: int, options: ServeOptions) -> str:
     return f"{number} {role}{'s' * (number > 1)}" + (f" of {num_ranks} ranks" if num_ranks > 1 else "")
 
 
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def greeting(host: str, port: int, model: str, *, split: str = "") -> str:
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    address = url_of(host, port)
     body = {"model": model, "messages": [{"role": "user", "content": "What is a water wheel?"}], "max_tokens": 60}
     return (
         f"\nheadrace serves {model} at {address}; Ctrl-C ends it.\n{split}To try:\n\n"

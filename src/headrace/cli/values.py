@@ -10,8 +10,10 @@ from typing import get_args
 
 from typer import BadParameter
 
+from headrace.deploy.keys import DIGEST
 from headrace.deploy.sizes import MOST_MS, UNITS, WANTED, parsed_size
-from headrace.protocol.messages import MAX_NAME, MOST_REMAINING_S
+from headrace.gateway.budgets import TIERS
+from headrace.protocol.messages import MAX_NAME, MOST_REMAINING_S, Tier
 from headrace.roles.options import Transport
 
 MOST_CPU = 1023  # of what sched_setaffinity takes without ado
@@ -108,6 +110,26 @@ def cpu_list(value: object) -> CpuNumbers:
     if len(set(cpus)) < len(cpus):
         raise BadParameter(f"must name each CPU once, is {str(value)!r}")
     return CpuNumbers(tuple(cpus))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTier:
+    """Of requests with an API key of this sha256."""
+
+    digest: str
+    tier: Tier
+
+    def __str__(self) -> str:
+        return f"{self.digest}={self.tier}"
+
+
+def key_tier(value: object) -> KeyTier:
+    """`SHA256=TIER`."""
+    digest, _, tier = str(value).partition("=")
+    if not DIGEST.fullmatch(digest) or tier not in TIERS:
+        wanted = f"the sha256 of a key in hex, = and {' or '.join(TIERS)}"
+        raise BadParameter(f"must be {wanted}, is {str(value)[:100]!r}")
+    return KeyTier(digest, tier)
 
 
 @dataclass(frozen=True, slots=True)

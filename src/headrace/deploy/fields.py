@@ -4,7 +4,7 @@ key with its path. Pure. Knows no keys: `file` does.
 A reader asks for the keys that it knows, one by one; `finish` refuses what it was not asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.deploy.sizes import WANTED, parsed_size
@@ -23,13 +23,25 @@ class Fields:
         value = self._take(key)
         if not isinstance(value, dict):
             raise self._wrong(key, "a table", value)
-        return Fields(value, self._name(key))
+        return Fields(value, self.name(key))
+
+    def optional_table(self, key: str) -> "Fields":
+        """One that is missing is empty."""
+        return self.table(key) if key in self._values else Fields(self._take(key) or {}, self.name(key))
+
+    def tables(self) -> Iterator[tuple[str, "Fields"]]:
+        """All that is here, each a table under a name that the file chose."""
+        for key in self._values:
+            yield key, self.table(key)
 
     def text(self, key: str) -> str:
         value = self._take(key)
         if not isinstance(value, str) or not value.strip():
             raise self._wrong(key, "a text", value)
         return value
+
+    def optional_text(self, key: str) -> str | None:
+        return self.text(key) if key in self._values else self._take(key)
 
     def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
         value = self._take(key, default)
@@ -91,9 +103,10 @@ class Fields:
     def finish(self) -> None:
         for key in self._values:
             if key not in self._known:
-                raise InputError(self._name(key), f"must not be there, known are {', '.join(self._known)}")
+                raise InputError(self.name(key), f"must not be there, known are {', '.join(self._known)}")
 
-    def _name(self, key: str) -> str:
+    def name(self, key: str) -> str:
+        """With its path."""
         return f"{self._path}.{key}" if self._path else key
 
     def _take(self, key: str, default: object = None) -> Any:  # noqa: ANN401 (any value of TOML)
@@ -101,4 +114,4 @@ class Fields:
         return self._values.get(key, default)
 
     def _wrong(self, key: str, right: str, value: object) -> InputError:
-        return InputError(self._name(key), f"must be {right}, {'is missing' if value is None else f'is {value!r}'}")
+        return InputError(self.name(key), f"must be {right}, {'is missing' if value is None else f'is {value!r}'}")

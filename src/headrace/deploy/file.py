@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Final, Literal, cast, get_args
 
 from headrace.deploy.fields import Fields
+from headrace.deploy.keys import read_keys
 from headrace.deploy.sizes import MOST_INSTANCES, MOST_MS, MOST_RANKS, MOST_REQUESTS, MOST_TOKENS
 from headrace.errors import InputError
+from headrace.gateway.budgets import NO_BUDGET, NO_TIERS, TIERS, Budget, Tiers, budget_of
 from headrace.kvcache.layout import KVDtype
+from headrace.protocol.messages import Tier
 from headrace.roles.options import InstanceOptions, Transport
 
 DeviceKind = Literal["cpu", "cuda"]
@@ -83,6 +86,7 @@ class Deployment:
     link: Link
     prefillers: Pool
     decoders: Pool
+    tiers: Tiers = NO_TIERS
 
     @property
     def pools(self) -> dict[str, Pool]:
@@ -107,10 +111,11 @@ def read_deployment(file: Path) -> Deployment:
     except ValueError as error:  # no TOML, or no UTF-8
         raise InputError(str(file), f"must be TOML, is not: {error}") from error
     with naming(f"{file}: "):
-        return parse_deployment(Fields(values))
+        return parse_deployment(Fields(values), folder=file.parent)
 
 
-def parse_deployment(fields: Fields) -> Deployment:
+def parse_deployment(fields: Fields, *, folder: Path) -> Deployment:
+    """Files that it names are in `folder`, unless their paths are absolute."""
     deployment = Deployment(
         model=fields.text("model"),
         dtype=cast("KVDtype", fields.choice("dtype", get_args(KVDtype), DEFAULTS.dtype)),
@@ -120,6 +125,10 @@ def parse_deployment(fields: Fields) -> Deployment:
         link=_link(fields.table("link")),
         prefillers=_prefillers(fields.table("prefillers")),
         decoders=_decoders(fields.table("decoders")),
+        tiers=Tiers(
+            budgets=_budgets(fields.optional_table("tiers")),
+            keys=read_keys(fields.optional_table("keys"), folder=folder),
+        ),
     )
     fields.finish()
     for name, pool in deployment.pools.items():
@@ -165,6 +174,19 @@ def _decoders(fields: Fields) -> Pool:
     )
     fields.finish()
     return pool
+
+
+def _budgets(fields: Fields) -> dict[Tier, Budget]:
+    budgets = {tier: _budget(fields.optional_table(tier)) for tier in TIERS}
+    fields.finish()
+    return {tier: budget for tier, budget in budgets.items() if budget != NO_BUDGET}
+
+
+def _budget(fields: Fields) -> Budget:
+    ttft_ms = fields.optional_number("ttft_ms", most=MOST_MS)
+    tpot_ms = fields.optional_number("tpot_ms", most=MOST_MS)
+    fields.finish()
+    return budget_of(ttft_ms, tpot_ms)
 
 
 def _pool(fields: Fields, *, dp: int) -> Pool:

@@ -52,10 +52,12 @@ class StepSize:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillSpeed:
     """A prompt of n tokens takes about step_s + n / rate. `rate`: tokens a second in whole chunks, 0 where no chunk is
-    within bounds. `step_s`: what a step takes without it, which the shortest prompt has to wait for too."""
+    within bounds. `step_s`: what a step takes without it, which the shortest prompt has to wait for too.
+    `chunk_tokens`: of such a step."""
 
     step_s: float
     rate: float
+    chunk_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ class StepCost:
         if bound_s is not None and self.predict(beside.with_chunk(0, most)) > bound_s:
             most = self.largest_chunk(beside, begin=0, budget_s=bound_s, most=chunk_tokens)
         rate = most / max(self.predict(beside.with_chunk(0, most)), FINEST_STEP_S)
-        return PrefillSpeed(step_s=self.predict(beside), rate=rate)
+        return PrefillSpeed(step_s=self.predict(beside), rate=rate, chunk_tokens=most)
 
     @property
     def knows_chunks(self) -> bool:

@@ -350,11 +350,19 @@ class Engine:
         measured."""
         if (cost := self._costs.cost) is None or not cost.knows_chunks:
             return None
-        decoding = [entry.as_decoding() for entry in self._table.of(State.DECODING)]
-        rows = StepSize(rows=len(decoding), keys=sum(request.kv_len + 1 for request in decoding))
-        budget = self._budget() if decoding else None
+        rows = self._size_of(State.DECODING)
+        budget = self._budget() if rows.rows else None
         bound_s = None if budget is None or budget.step_s is None else budget.step_s / budget.margin
         return cost.prefill_speed(rows, chunk_tokens=self._options.chunk_tokens, bound_s=bound_s)
+
+    @property
+    def decode_size(self) -> StepSize:
+        """Of a decode step of all that hold pages, once they have come to that."""
+        return self._size_of(*HOLDING)
+
+    def _size_of(self, *states: State) -> StepSize:
+        entries = self._table.of(*states)
+        return StepSize(rows=len(entries), keys=sum(len(entry.token_ids) for entry in entries))
 
     def statistics(self) -> EngineStatistics:
         to_compute = self._table.of(State.PREFILLING, State.WAITING)
@@ -366,6 +374,10 @@ class Engine:
             num_parked=self._table.num(State.PARKED),
             num_waiting=self._table.num(State.WAITING),
             num_waiting_tokens=sum(entry.num_before_decode - entry.computed for entry in to_compute),
+            num_interactive_tokens=sum(
+                entry.num_before_decode - entry.computed for entry in to_compute if entry.request.tier == "interactive"
+            ),
+            num_interactive=sum(entry.request.tier == "interactive" for entry in self._table.of(*HOLDING)),
             num_steps=self._counts["steps"],
             num_prefill_tokens=self._counts["prefilled"],
             num_decode_tokens=self._counts["decoded"],

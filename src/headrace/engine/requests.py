@@ -142,6 +142,8 @@ class EngineStatistics:
     num_parked: int  # their fetch failed, what comes next is not decided: hold no pages
     num_waiting: int  # preempted, or back from a failed ticket: hold no pages
     num_waiting_tokens: int  # known tokens that are still to be computed here before their request decodes
+    num_interactive_tokens: int  # those of them that are interactive
+    num_interactive: int  # requests that hold pages
     num_steps: int
     num_prefill_tokens: int  # computed in chunks
     num_decode_tokens: int  # drawn, stop tokens included

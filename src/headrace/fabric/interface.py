@@ -236,7 +236,7 @@ class PeerSilent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerHeard:
-    """A silent peer beats again."""
+    """A peer that was silent beats again, or one on another host that was lost is connected again."""
 
     peer: PeerId
 
@@ -289,7 +289,13 @@ class Fabric(Protocol):
 
     # peers and access
     def add_peer(self, address: bytes) -> PeerId:
-        """Both sides add each other: the reader to grant access, the writer to connect with what was granted."""
+        """Both sides add each other: the reader to grant access, the writer to connect with what was granted. Raises
+        InputError when it is no address, or `peer_at` it is one already."""
+        ...
+
+    def peer_at(self, address: bytes) -> PeerId | None:
+        """Who is reached there. An endpoint that was bound to the port of an earlier one is reached where that one was,
+        though their addresses differ. Raises InputError when it is no address."""
         ...
 
     def remove_peer(self, peer: PeerId) -> None:

@@ -207,6 +207,10 @@ class NativeFabric:
     def add_peer(self, address: bytes) -> PeerId:
         return PeerId(self._engine.add_peer(address))
 
+    def peer_at(self, address: bytes) -> PeerId | None:
+        peer = self._engine.peer_at(address)
+        return None if peer is None else PeerId(peer)
+
     def remove_peer(self, peer: PeerId) -> None:
         self._engine.remove_peer(peer)
 

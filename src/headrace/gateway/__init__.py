@@ -7,5 +7,6 @@ between     generation: all that HTTP side and dispatch side say to each other
 dispatch    its loop over the control socket; exchange: instances, the line of who waits, attempts under way
 operators   operator_desk: how the deployment stands, what is to change in it
 routing     route, of what instances tell and of what is observed of them (affinity: who has which prefix)
-a request   life: admit, placing (patience), attempt after attempt (each an errand); figures, metrics
+budgets     budgets: of tier, key, headers; forecast, of route and of streams (who is at which decoder); admit
+a request   life: door (admit), placing (patience), attempt after attempt (each an errand); figures, metrics
 """

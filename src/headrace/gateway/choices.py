@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from headrace.errors import InputError
+from headrace.gateway.budgets import Terms
 from headrace.gateway.generation import Dispatch, FinishReason, Generation, GenerationFailed, Progress
 from headrace.gateway.openai_requests import SharedFields
 from headrace.gateway.text import ChoiceText
@@ -74,6 +75,7 @@ def plan_choices(
     asked: SharedFields,
     prompts: Sequence[PromptTokens],
     *,
+    terms: Terms,
     request_id: str,
     seed: int,
     vocabulary: Vocabulary,
@@ -108,7 +110,8 @@ def plan_choices(
                     choice=index,
                 ),
                 stop_token_ids=stop_token_ids,
-                tier=asked.tier,
+                tier=terms.tier,
+                budget=terms.budget,
                 deadline_s=asked.deadline_s or most_deadline_s,
             ),
         )
@@ -124,9 +127,15 @@ def _max_tokens(asked: SharedFields, room: int) -> int | None:
 
 
 async def run_choices(choices: Sequence[Choice], dispatch: Dispatch, vocabulary: Vocabulary, tell: Tell) -> Usage:
-    """All of them, side by side. Raises an ExceptionGroup when one fails; cancelled, it aborts them all."""
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(run_choice(choice, dispatch, vocabulary, tell)) for choice in choices]
+    """All of them, side by side. Raises the first error of any, the others followed from it; cancelled, it aborts
+    them all."""
+    if len(choices) == 1:
+        return _usage(choices, [await run_choice(choices[0], dispatch, vocabulary, tell)])
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(run_choice(choice, dispatch, vocabulary, tell)) for choice in choices]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
     return _usage(choices, [task.result() for task in running])
 
 

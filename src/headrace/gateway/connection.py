@@ -1,9 +1,9 @@
 """One client's connection: its body, taken up to a limit, and work that ends when the client does. Knows ASGI alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any, Never, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
@@ -63,38 +63,68 @@ def _too_large() -> Refused:
     return Refused("body", f"must be at most {MAX_BODY_BYTES} bytes", status=413, code="request_too_large")
 
 
-async def attend(
-    work: Coroutine[Any, Any, Result], receive: Receive, closing: asyncio.Event, patience_s: float
-) -> Result:
+class Closing:
+    """That the gateway ends: once set, whoever has asked for it is called, and whoever asks."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._calls: set[Callable[[], None]] = set()
+
+    def set(self) -> None:
+        self._is_set = True
+        for call in list(self._calls):
+            call()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    @contextmanager
+    def calling(self, call: Callable[[], None]) -> Iterator[None]:
+        """While this is entered."""
+        self._calls.add(call)
+        if self._is_set:
+            call()
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+
+
+async def attend(work: Coroutine[Any, Any, Result], receive: Receive, closing: Closing, patience_s: float) -> Result:
     """The result of `work`, which is cancelled, and has ended, when this raises.
 
     Raises ClientDisconnect as soon as the client is gone, ShuttingDown when `closing` is set, TimeoutError after
-    `patience_s`, and what `work` raises: of a group of errors the first one, the others followed from it.
+    `patience_s`, and what `work` raises.
     """
+    reasons: list[BaseException] = []
+    is_over = False
+
+    def end(reason: BaseException) -> None:
+        if not (is_over or reasons or scope.expired()):
+            reasons.append(reason)
+            scope.reschedule(0.0)  # now
+
+    def watched(watch: "asyncio.Task[None]") -> None:
+        if not watch.cancelled():
+            end(watch.exception() or ClientDisconnect())
+
     try:
-        async with asyncio.TaskGroup() as group:
-            watches = [group.create_task(_raise_when_gone(receive)), group.create_task(_raise_when_set(closing))]
-            async with asyncio.timeout(patience_s):
-                result = await work
-            for watch in watches:
+        # One scope for all that may end it: a group of tasks for each request would take longer than its routing.
+        async with asyncio.timeout(patience_s) as scope:
+            watch = asyncio.create_task(_wait_gone(receive))
+            watch.add_done_callback(watched)
+            try:
+                with closing.calling(lambda: end(ShuttingDown())):
+                    return await work
+            finally:
+                is_over = True
                 watch.cancel()
-    except BaseExceptionGroup as errors:
-        raise _first(errors) from None
-    return result
+    except TimeoutError:
+        if reasons:
+            raise reasons[0] from None
+        raise
 
 
-async def _raise_when_gone(receive: Receive) -> Never:
+async def _wait_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    raise ClientDisconnect
-
-
-async def _raise_when_set(closing: asyncio.Event) -> Never:
-    await closing.wait()
-    raise ShuttingDown
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -12,20 +12,17 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import NoReturn, Self
 
+from headrace.gateway.budgets import TIERS
 from headrace.gateway.control import ControlSocket
 from headrace.gateway.exchange import DispatchStatistics, Exchange
 from headrace.gateway.generation import Generation, Progress
 from headrace.gateway.instances import Instance
 from headrace.gateway.life import live
-from headrace.gateway.line import TIERS
 from headrace.gateway.metrics import GatewayMetrics
 from headrace.gateway.operator_desk import OperatorDesk
 from headrace.gateway.options import DEFAULT_TIMINGS, GatewayOptions, Timings
 from headrace.protocol.control import Limits
 from headrace.protocol.operator import OperatorMessage
-
-MAX_MESSAGES_A_TURN = 64
-"""Read in one go before requests and timers get their turn."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +44,7 @@ class Dispatcher:
             timings=self._timings,
             send=self._control.send,
             now=time.monotonic(),
+            tiers=self._options.tiers,
         )
         self._desk = OperatorDesk(self._options, self._exchange)
         self.metrics.expose(self)
@@ -122,8 +120,7 @@ class Dispatcher:
 
     async def _receive(self) -> None:
         while True:
-            for _ in range(MAX_MESSAGES_A_TURN):
-                message = await self._control.receive()
+            for message in await self._control.receive():
                 if isinstance(message, OperatorMessage):
                     self._control.send(message.sender, self._desk.answer(message, time.monotonic()))
                 else:

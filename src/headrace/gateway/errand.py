@@ -22,7 +22,7 @@ class Errand:
     @property
     def wanted(self) -> Wanted:
         """What routing looks at."""
-        return Wanted(num_tokens=len(self.token_ids), max_tokens=self.max_tokens)
+        return Wanted(num_tokens=len(self.token_ids), max_tokens=self.max_tokens, tier=self.generation.tier)
 
     def reserve(self, sender: Uuid, now: float) -> Reserve:
         return Reserve(

@@ -16,12 +16,14 @@ from typing import Literal
 
 from headrace.errors import InputError
 from headrace.gateway.attempt import Attempt, RequestMessage
+from headrace.gateway.budgets import NO_TIERS, Tiers
 from headrace.gateway.control import Fault
 from headrace.gateway.instances import Came, Change, Drains, Instance, Instances, Left, Stranger, TurnedAway
 from headrace.gateway.line import Line
 from headrace.gateway.observed import Observed
 from headrace.gateway.options import Timings
 from headrace.gateway.route import choose_prefiller, num_pages_wanted
+from headrace.gateway.streams import Streams
 from headrace.protocol.control import (
     Abort,
     Accepted,
@@ -76,11 +78,13 @@ class Exchange:
         timings: Timings,
         send: Callable[[Uuid, GatewayMessage], bool],
         now: float,
+        tiers: Tiers = NO_TIERS,
     ) -> None:
         self.uuid = uuid
         self.timings = timings
         self.instances = Instances(model, timings)
         self.observed = Observed(self.instances)
+        self.streams = Streams(tiers)
         self.line = Line()
         self.no_decoder_since: float | None = now
         self.stopped: str | None = None
@@ -91,7 +95,7 @@ class Exchange:
         self._requests: dict[str, Callable[[], None]] = {}
         self._attempts: dict[str, Attempt] = {}
         self._placed: dict[str, tuple[Uuid, int]] = {}  # by attempt: its decoder, and pages
-        self._given: dict[str, tuple[Uuid, int]] = {}  # by attempt: who computes its prompt, and how much of it
+        self._given: dict[str, tuple[Uuid, int, Tier]] = {}  # by attempt: who computes its prompt, how much of it
         self._num_arrived = 0
 
     # ---- the loop's calls --------------------------------------------------------------------------------------
@@ -163,6 +167,7 @@ class Exchange:
         placed = self._placed.pop(attempt.errand.request_id, None)
         if placed is not None:
             self.instances.ended(*placed)
+            self.streams.ended(attempt.errand.request_id, self._now)
         self._prefilled(attempt.errand.request_id)
 
     def tell(self, to: Uuid, message: GatewayMessage) -> None:
@@ -254,17 +259,19 @@ class Exchange:
             num_pages = num_pages_wanted(wanted, decoder.announce.limits.page_size)
             self._placed[request_id] = (decoder.uuid, num_pages)
             self.instances.placed(decoder.uuid, num_pages)
+            self.streams.began(request_id, decoder.uuid, attempt.errand.generation, self._now)
         self._prefilled(request_id)  # elsewhere, where a ticket failed
         computing = attempt.prefiller or decoder.uuid
         num_missing = max(0, wanted.num_prefilled - self.observed.cached_tokens(computing, attempt.prompt))
-        self._given[request_id] = (computing, num_missing)
-        self.instances.given(computing, num_missing)
+        self._given[request_id] = (computing, num_missing, wanted.tier)
+        self.instances.given(computing, num_missing, wanted.tier)
 
     def _prefilled(self, request_id: str) -> None:
         """Nobody computes its prompt any more. Idempotent."""
         given = self._given.pop(request_id, None)
         if given is not None:
-            self.instances.given(given[0], -given[1])
+            computing, num_tokens, tier = given
+            self.instances.given(computing, -num_tokens, tier)
 
     def _need_prefill(self, attempt: Attempt, message: NeedPrefill) -> None:
         """Another prefiller than the one that failed."""

@@ -6,9 +6,11 @@ readings.
 
 import logging
 from dataclasses import dataclass
+from math import inf
 
 from headrace.gateway.attempt import Arrived, Attempt
-from headrace.gateway.generation import Generation
+from headrace.gateway.forecast import Forecast
+from headrace.gateway.generation import Generation, Latency
 from headrace.gateway.metrics import GatewayMetrics, Outcome
 from headrace.gateway.placing import Predicted
 from headrace.protocol.control import Finished, Prefilled
@@ -75,6 +77,7 @@ class Figures:
     decoder: str = "-"
     prefiller: str = "-"
     predicted: Predicted | None = None
+    expected: Forecast | None = None  # at the door
 
     def placed(self, now: float, *, decoder: str, prefiller: str, predicted: Predicted | None) -> None:
         """A decoder has accepted it. Resumed, it has not been queued anew as far as its client is concerned."""
@@ -87,9 +90,11 @@ class Figures:
         tier, num_tokens = self.generation.tier, len(arrived.token_ids)
         if self.last_at is None:
             self.first_at = arrived.at
-            self.metrics.first_tokens(
-                tier, arrived.at - self.admitted_at, num_tokens, prompt_tokens=len(self.generation.token_ids)
-            )
+            ttft_s = arrived.at - self.admitted_at
+            self.metrics.first_tokens(tier, ttft_s, num_tokens, prompt_tokens=len(self.generation.token_ids))
+            self._compare("ttft", ttft_s)
+            if self.expected is not None and self.expected.ttft_s is not None:
+                self.metrics.expected(self.expected.ttft_s, ttft_s)
             if self.predicted is not None:
                 self.metrics.predicted(self.predicted.price, arrived.at - self.predicted.at)
         else:
@@ -106,7 +111,14 @@ class Figures:
             queue_s=None if self.placed_at is None else self.placed_at - self.admitted_at,
             ttft_s=None if self.first_at is None else self.first_at - self.admitted_at,
         )
-        self.metrics.over(tier, outcome, tpot_s=self._tpot_s())
+        tpot_s = self._tpot_s()
+        self.metrics.over(tier, outcome, tpot_s=tpot_s)
+        if tpot_s is not None:
+            self._compare("tpot", tpot_s)
+            if self.predicted is not None and self.predicted.tpot_s is not None:
+                self.metrics.predicted_tpot(self.predicted.tpot_s, tpot_s)
+        if self.first_at is None and outcome in ("failed", "deadline"):
+            self._compare("ttft", inf)
         num_prompt = len(self.generation.token_ids)
         cached = 0 if attempt is None else min(num_prompt, attempt.cached_tokens)
         if outcome in ("stop", "length"):
@@ -127,6 +139,12 @@ class Figures:
             self.prefiller,
             "-" if self.predicted is None else self.predicted.price,
         )
+
+    def _compare(self, latency: Latency, seconds: float) -> None:
+        budget = self.generation.budget
+        budget_s = budget.ttft_s if latency == "ttft" else budget.tpot_s
+        if budget_s is not None:
+            self.metrics.compared(latency, self.generation.tier, is_kept=seconds <= budget_s)
 
     def _tpot_s(self) -> float | None:
         if self.first_at is None or self.last_at is None or self.num_tokens < 2:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from headrace.errors import HeadraceError
+from headrace.gateway.budgets import NO_BUDGET, Budget
 from headrace.protocol.control import Limits, Sampling
 from headrace.protocol.messages import Tier
 
 FinishReason = Literal["stop", "length"]
+Latency = Literal["ttft", "tpot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,7 @@ class Generation:
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
     tier: Tier
+    budget: Budget = NO_BUDGET
     deadline_s: float
 
 
@@ -39,12 +42,24 @@ class Progress:
 
 
 class Overloaded(HeadraceError):
-    """No room now (429), or nobody who could serve it (503)."""
+    """No room now (429), or nobody who could serve it (503). `retry_after_s` None: coming back does not help."""
 
-    def __init__(self, text: str, *, status: Literal[429, 503], retry_after_s: float) -> None:
+    def __init__(self, text: str, *, status: Literal[429, 503], retry_after_s: float | None) -> None:
         super().__init__(text)
         self.status = status
         self.retry_after_s = retry_after_s
+
+
+class BudgetExceeded(Overloaded):
+    """It would come later than it may (429). `retry_after_s` None: on an idle fleet too."""
+
+    def __init__(
+        self, text: str, *, latency: Latency, predicted_s: float, budget_s: float, retry_after_s: float | None
+    ) -> None:
+        super().__init__(text, status=429, retry_after_s=retry_after_s)
+        self.latency = latency
+        self.predicted_s = predicted_s
+        self.budget_s = budget_s
 
 
 class GenerationFailed(HeadraceError):

@@ -10,14 +10,26 @@ Owned by the gateway's loop; every call takes `now`, and tells what changed. The
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
+import msgspec
+
 from headrace.gateway.admit import longest_sequence
+from headrace.gateway.budgets import TIERS
 from headrace.gateway.options import Timings
 from headrace.gateway.route import DecoderView, PrefillerView
-from headrace.protocol.control import CONTROL_VERSION, Announce, Goodbye, InstanceMessage, Limits, Role, Status
-from headrace.protocol.messages import Uuid
+from headrace.protocol.control import (
+    CONTROL_VERSION,
+    Announce,
+    Decoding,
+    Goodbye,
+    InstanceMessage,
+    Limits,
+    Role,
+    Status,
+)
+from headrace.protocol.messages import Tier, Uuid
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +43,7 @@ class Instance:
     status: Status | None = None
     placed_requests: int = 0
     placed_pages: int = 0
-    given_tokens: int = 0  # to prefill
+    given_tokens: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))  # to prefill
 
     @property
     def uuid(self) -> Uuid:
@@ -61,7 +73,8 @@ class Instance:
     def stands(self, status: Status | None) -> None:
         """As it says, or (None) as it stands at its start."""
         self.status = status
-        self.placed_requests = self.placed_pages = self.given_tokens = 0
+        self.placed_requests = self.placed_pages = 0
+        self.given_tokens = dict.fromkeys(TIERS, 0)
 
     def __str__(self) -> str:
         told = self.announce
@@ -205,10 +218,10 @@ class Instances:
             instance.placed_requests -= 1
             instance.placed_pages -= num_pages
 
-    def given(self, uuid: Uuid, num_tokens: int) -> None:
+    def given(self, uuid: Uuid, num_tokens: int, tier: Tier) -> None:
         """A prefiller, or a decoder by itself, is to compute so much of a prompt; less than 0 of one that it has."""
         if (instance := self.get(uuid)) is not None:
-            instance.given_tokens += num_tokens
+            instance.given_tokens[tier] += num_tokens
 
     # ---- who is there ------------------------------------------------------------------------------------------
 
@@ -262,20 +275,39 @@ def decoder_view(instance: Instance) -> DecoderView:
         page_size=limits.page_size,
         num_running=max(0, running + instance.placed_requests),
         max_running=limits.max_running,
-        num_queued_tokens=_num_queued_tokens(instance),
+        num_queued_tokens=_num_queued_tokens(instance, *TIERS),
+        num_background_tokens=_num_queued_tokens(instance, "flex"),
         prefilling=None if status is None else status.prefilling,
+        decoding=_decoding(instance),
     )
 
 
 def _prefiller_view(instance: Instance) -> PrefillerView:
     return PrefillerView(
         uuid=instance.uuid,
-        num_queued_tokens=_num_queued_tokens(instance),
+        num_queued_tokens=_num_queued_tokens(instance, *TIERS),
+        num_background_tokens=_num_queued_tokens(instance, "flex"),
         max_tokens=longest_sequence(instance.announce.limits),
         prefilling=None if instance.status is None else instance.status.prefilling,
     )
 
 
-def _num_queued_tokens(instance: Instance) -> int:
-    queued = 0 if instance.status is None else instance.status.num_queued_tokens
-    return max(0, queued + instance.given_tokens)
+def _num_queued_tokens(instance: Instance, *tiers: Tier) -> int:
+    status = instance.status
+    urgent = 0 if status is None else status.num_interactive_tokens
+    queued: dict[Tier, int] = {
+        "interactive": urgent,
+        "flex": 0 if status is None else max(0, status.num_queued_tokens - urgent),
+    }
+    return sum(max(0, queued[tier] + instance.given_tokens[tier]) for tier in tiers)
+
+
+def _decoding(instance: Instance) -> Decoding | None:
+    """With what was placed there since: its pages are full, as far as is known here."""
+    told = None if instance.status is None else instance.status.decoding
+    if told is None or not instance.placed_requests:
+        return told
+    num_keys = told.num_keys + instance.placed_pages * instance.announce.limits.page_size
+    return msgspec.structs.replace(
+        told, num_rows=max(0, told.num_rows + instance.placed_requests), num_keys=max(0, num_keys)
+    )

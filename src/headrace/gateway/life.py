@@ -1,6 +1,6 @@
 """One request at the gateway, from its admission to its last token. Runs in the task of whoever asked.
 
-    admitted     its lengths fit, and not too many wait already
+    admitted     its lengths fit, not too many wait already, and its first token can come in time
     placing      in line, then with a lease at a decoder that has room
     running      tokens come; the exchange answers what its decoder asks meanwhile
     lost         its decoder is gone or contradicts itself: placed again, in front, with what came so far as prompt
@@ -14,16 +14,25 @@ import logging
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from math import inf
 
 from headrace.errors import HeadraceError, InputError, ProtocolFault
 from headrace.gateway.admit import Queue, admit
 from headrace.gateway.attempt import Attempt, State
+from headrace.gateway.door import let_in
 from headrace.gateway.errand import Errand
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.figures import Figures
-from headrace.gateway.generation import FinishReason, Generation, GenerationFailed, Overloaded, Progress
+from headrace.gateway.generation import (
+    BudgetExceeded,
+    FinishReason,
+    Generation,
+    GenerationFailed,
+    Overloaded,
+    Progress,
+)
 from headrace.gateway.line import Turn
-from headrace.gateway.metrics import GatewayMetrics, Outcome
+from headrace.gateway.metrics import GatewayMetrics, Outcome, Reason
 from headrace.gateway.patience import Patience
 from headrace.gateway.placing import RETRY_AFTER_S, Placing
 from headrace.protocol.control import decode_from_gateway, encode_control
@@ -45,6 +54,8 @@ async def live(
             if progress.finish_reason is not None:
                 return
     except HeadraceError as error:
+        if isinstance(error, Overloaded) and error.status == 429:
+            metrics.turned_away(generation.tier, _reason_of(error))
         life.end(_outcome_of(error))
         raise
     finally:
@@ -59,8 +70,14 @@ class Life:
         self._exchange = exchange
         self._patience = Patience(exchange, min(generation.deadline_s, MOST_REMAINING_S))
         self._figures = Figures(metrics=metrics, generation=generation, admitted_at=self._patience.now())
-        turn = Turn(exchange.next_arrival(), generation.tier, self._patience.wake)
-        self._placing = Placing(exchange, self._patience, turn)
+        ttft_s = generation.budget.ttft_s
+        self._turn = Turn(
+            due=inf if ttft_s is None else self._patience.now() + ttft_s,
+            arrival=exchange.next_arrival(),
+            tier=generation.tier,
+            wake=self._patience.wake,
+        )
+        self._placing = Placing(exchange, self._patience, self._turn)
         self._received: list[int] = []
         self._max_tokens = 0
         self._attempt: Attempt | None = None
@@ -76,9 +93,11 @@ class Life:
         limits = exchange.instances.limits()
         if limits is None:
             raise Overloaded("no decoder is here", status=503, retry_after_s=RETRY_AFTER_S)
-        queue = Queue(num_queued=len(exchange.line), max_queued=max_queued, placed_at=exchange.placed_at)
+        num_queued = exchange.line.num_waiting(generation.tier)
+        queue = Queue(num_queued=num_queued, max_queued=max_queued, placed_at=exchange.placed_at)
         now = self._patience.now()
         self._max_tokens = admit(generation.token_ids, generation.max_tokens, limits, queue, now)
+        self._figures.expected = let_in(exchange, generation, self._turn, max_tokens=self._max_tokens, now=now)
         _require_sendable(generation, self._wire_id(exchange.timings.max_resumes))
         exchange.enter(generation.request_id, self._patience.wake)
         self._has_begun = True
@@ -204,6 +223,8 @@ class Life:
         if attempt.offered_to is not None:
             self._placing.shun(attempt.offered_to)
         self._attempt = None
+        if attempt.was_accepted:
+            self._turn.due = -inf
         _log.debug(
             "%s: %s; it goes on elsewhere after %d tokens", self._generation.request_id, reason, len(self._received)
         )
@@ -223,6 +244,14 @@ def _require_sendable(generation: Generation, request_id: str) -> None:
     except (ProtocolFault, OverflowError, UnicodeEncodeError) as fault:
         field = re.search(r"`\$\.(?:sampling\.)?(\w+)", str(fault))
         raise InputError("request" if field is None else field[1], str(fault)) from fault
+
+
+def _reason_of(error: Overloaded) -> Reason:
+    if not isinstance(error, BudgetExceeded):
+        return "queue"
+    if error.retry_after_s is None:
+        return "ttft_out_of_reach" if error.latency == "ttft" else "tpot_out_of_reach"
+    return error.latency
 
 
 def _outcome_of(error: HeadraceError) -> Outcome:

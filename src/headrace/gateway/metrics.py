@@ -12,7 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.gateway.budgets import TIERS
 from headrace.gateway.exchange import DispatchStatistics
+from headrace.gateway.generation import Latency
 from headrace.gateway.instances import Instance
 from headrace.gateway.route import Price
 from headrace.protocol.control import Role
@@ -20,6 +22,9 @@ from headrace.protocol.messages import Tier
 
 Outcome = Literal["stop", "length", "refused", "overloaded", "unavailable", "failed", "deadline", "closed"]
 """closed: by whoever asked, because the client left or a stop string came."""
+
+Reason = Literal["queue", "ttft", "tpot", "ttft_out_of_reach", "tpot_out_of_reach"]
+"""Of a 429: too many waited, or a budget that could not be kept, now or at any time."""
 
 ROLES: tuple[Role, ...] = ("prefiller", "decoder", "colocated")
 REQUEST_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -45,8 +50,11 @@ class GatewayMetrics:
             ["kind"],
             registry=self._registry,
         )
+        # Of every token: not looked up anew for each.
+        self._completion_tokens = self._tokens.labels("completion")
         self._ttft = self._histogram("ttft", "Admission to first token", REQUEST_BUCKETS_S, ["tier"])
         self._itl = self._histogram("itl", "Between two arrivals of tokens", TOKEN_BUCKETS_S, ["tier"])
+        self._itl_of = {tier: self._itl.labels(tier) for tier in TIERS}
         self._tpot = self._histogram(
             "tpot", "Mean time of a request's tokens after its first", TOKEN_BUCKETS_S, ["tier"]
         )
@@ -64,6 +72,28 @@ class GatewayMetrics:
             "How far the first token was from when routing had predicted it",
             REQUEST_BUCKETS_S,
             ["came"],
+        )
+
+        self._expectation_error = self._histogram(
+            "admission_ttft_prediction_error",
+            "The same of requests with a budget, when they were let in",
+            REQUEST_BUCKETS_S,
+            ["came"],
+        )
+        self._tpot_error = self._histogram(
+            "tpot_prediction_error",
+            "How far the mean time of a request's tokens was from what its routing had predicted",
+            TOKEN_BUCKETS_S,
+            ["came"],
+        )
+        self._budgets = Counter(
+            "headrace_budgets",
+            "Requests with a budget whose first token came (ttft) or that had two (tpot)",
+            ["latency", "tier", "outcome"],
+            registry=self._registry,
+        )
+        self._refusals = Counter(
+            "headrace_refusals", "Requests that were answered 429", ["reason", "tier"], registry=self._registry
         )
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], labels: Iterable[str] = ()) -> Histogram:
@@ -85,18 +115,31 @@ class GatewayMetrics:
     def first_tokens(self, tier: Tier, ttft_s: float, num_tokens: int, *, prompt_tokens: int) -> None:
         self._ttft.labels(tier).observe(ttft_s)
         self._tokens.labels("prompt").inc(prompt_tokens)
-        self._tokens.labels("completion").inc(num_tokens)
+        self._completion_tokens.inc(num_tokens)
 
     def predicted(self, price: Price, ttft_s: float) -> None:
         """The first token came so long after its routing."""
         for term, seconds in price.terms.items():
             self._predicted.labels(term).inc(seconds)
-        came = "later" if ttft_s >= price.ttft_s else "sooner"
-        self._prediction_error.labels(came).observe(abs(ttft_s - price.ttft_s))
+        _observe_error(self._prediction_error, price.ttft_s, ttft_s)
+
+    def expected(self, predicted_s: float, ttft_s: float) -> None:
+        """The first token came so long after its request was let in."""
+        _observe_error(self._expectation_error, predicted_s, ttft_s)
+
+    def predicted_tpot(self, predicted_s: float, tpot_s: float) -> None:
+        _observe_error(self._tpot_error, predicted_s, tpot_s)
+
+    def compared(self, latency: Latency, tier: Tier, *, is_kept: bool) -> None:
+        """With its budget. A request that failed before its first token has missed that."""
+        self._budgets.labels(latency, tier, "held" if is_kept else "missed").inc()
+
+    def turned_away(self, tier: Tier, reason: Reason) -> None:
+        self._refusals.labels(reason, tier).inc()
 
     def next_tokens(self, tier: Tier, itl_s: float, num_tokens: int) -> None:
-        self._itl.labels(tier).observe(itl_s)
-        self._tokens.labels("completion").inc(num_tokens)
+        self._itl_of[tier].observe(itl_s)
+        self._completion_tokens.inc(num_tokens)
 
     def over(self, tier: Tier, outcome: Outcome, *, tpot_s: float | None) -> None:
         """`tpot_s` is known of every request that had two tokens, however it ended: a stop string's is no worse."""
@@ -128,6 +171,11 @@ class _State(Collector):
         yield _by_label(CounterMetricFamily, "headrace_dispatch_events", "event", statistics.num_events)
         yield _by_label(CounterMetricFamily, "headrace_dropped_messages", "fault", statistics.num_dropped)
         yield from _passed_through(instances)
+
+
+def _observe_error(histogram: Histogram, predicted_s: float, seconds: float) -> None:
+    came = "later" if seconds >= predicted_s else "sooner"
+    histogram.labels(came).observe(abs(seconds - predicted_s))
 
 
 Label = TypeVar("Label", bound=str)
@@ -172,6 +220,7 @@ def _figures(instance: Instance) -> dict[str, tuple[Family, float]]:
         "running": status.num_running,
         "waiting": status.num_waiting,
         "queued_tokens": status.num_queued_tokens,
+        "draining": status.is_draining,
     }
     if status.prefilling is not None:
         counts["prefill_tokens_per_second"] = status.prefilling.rate

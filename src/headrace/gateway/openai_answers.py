@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from headrace.gateway.choices import Delta, Usage
 from headrace.gateway.generation import FinishReason
+from headrace.protocol.messages import Tier
 
 Json = dict[str, Any]
 
@@ -42,13 +43,14 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionShape:
-    """/v1/completions. `echoes` holds what goes before each choice's text."""
+    """/v1/completions; `service_tier` is OpenAI's of chats alone. `echoes`: what goes before each choice's text."""
 
     request_id: str
     created: int
     model: str
     include_usage: bool
     include_token_ids: bool
+    service_tier: str
     echoes: Sequence[str]
 
     def whole(self, choices: Sequence[Finished], usage: Usage) -> Json:
@@ -85,6 +87,7 @@ class CompletionShape:
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
+            "service_tier": self.service_tier,
             "system_fingerprint": None,
         }
 
@@ -148,6 +151,11 @@ def _token_ids(token_ids: Sequence[int], wanted: bool) -> Json:
     """return_token_ids, as vLLM has it; but a stop token is among them only where it is text. With a stop string: up
     to the token that completed it."""
     return {"token_ids": list(token_ids)} if wanted else {}
+
+
+def service_tier_of(tier: Tier) -> str:
+    """As answers name the tier that was used."""
+    return "flex" if tier == "flex" else "default"
 
 
 def usage_json(usage: Usage) -> Json:

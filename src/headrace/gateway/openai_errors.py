@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import InputError
-from headrace.gateway.generation import GenerationFailed, Overloaded
+from headrace.gateway.generation import BudgetExceeded, GenerationFailed, Overloaded
 
 
 class Refused(InputError):
@@ -36,11 +36,16 @@ class ErrorAnswer:
     param: str | None = None
     code: str | None = None
     retry_after_s: float | None = None
+    is_final: bool = False  # trying again does not help, whatever the status says
+    more: Mapping[str, float] = field(default_factory=dict)  # for programs, what the message says to people
 
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": {**told, **self.more}}
 
     def headers(self) -> Mapping[str, str]:
+        if self.is_final:
+            return {"x-should-retry": "false"}  # OpenAI's clients try a 429 again unless they are told not to
         if self.retry_after_s is None:
             return {}
         return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
@@ -56,6 +61,19 @@ def error_answer(error: BaseException) -> ErrorAnswer:
             )
         case InputError(field=field):
             return ErrorAnswer(status=400, message=str(error), type="invalid_request_error", param=field)
+        case BudgetExceeded(latency=latency):
+            return ErrorAnswer(
+                status=429,
+                message=str(error),
+                type="rate_limit_error",
+                code=f"{latency}_budget_exceeded",
+                retry_after_s=error.retry_after_s,
+                is_final=error.retry_after_s is None,
+                more={
+                    f"predicted_{latency}_ms": round(error.predicted_s * 1e3, 1),
+                    f"{latency}_budget_ms": round(error.budget_s * 1e3, 3),
+                },
+            )
         case Overloaded(status=429, retry_after_s=retry_after_s):
             return ErrorAnswer(
                 status=429,

@@ -77,7 +77,9 @@ class SharedFields(StrictFields):
     top_k: int = Field(default=0, ge=-1, lt=2**31)  # 0 and -1: all
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: Annotated[tuple[str, ...], PlainValidator(parse_stops)] = ()
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
+        default_factory=list, max_length=MAX_STOP_TOKEN_IDS
+    )
     ignore_eos: bool = False
     return_token_ids: bool = False
     n: int = Field(default=1, ge=1, le=MAX_GENERATIONS)

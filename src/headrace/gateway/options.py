@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.gateway.budgets import NO_TIERS, Tiers
 from headrace.protocol.control import BEAT_S, SILENCE_S
 
 
@@ -17,8 +18,9 @@ class GatewayOptions:
     control: str
     tokenizer: Path
     model: str
-    max_queued: int = 256  # requests that wait for a lease or for pages; the next one gets 429
+    max_queued: int = 256  # requests of a tier that wait for a lease or for pages; the next one gets 429
     deadline_s: float = 600.0  # of a request, where it names none
+    tiers: Tiers = NO_TIERS
 
     @property
     def url(self) -> str:

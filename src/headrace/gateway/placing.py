@@ -1,6 +1,7 @@
 """Finds a decoder that takes an attempt, and before that a prefiller that grants a lease. Runs in the request's task.
 
     until it is at the head of its tier        holding nothing
+    until a decoder keeps its pace with it     `forecast.kept_by`: background work lets interactive streams be
     choose decoder and prefiller               `route`, without those that have just said no
     Reserve -> Granted | Wait                  Wait: the next prefiller; all of them: until there is news, or 50 ms
     Generate -> Accepted | NoRoom | Rejected   NoRoom: the lease goes back, the next decoder; all: news, or 100 ms
@@ -9,16 +10,19 @@ A prefiller that does not answer is not asked again by this request, and a decod
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Protocol, TypeVar
 
 from headrace.errors import InputError
 from headrace.gateway.attempt import Attempt, State
+from headrace.gateway.door import fleet_for
 from headrace.gateway.exchange import Exchange
+from headrace.gateway.forecast import Fleet, kept_by, pace_with
 from headrace.gateway.generation import Overloaded
 from headrace.gateway.line import Turn
 from headrace.gateway.patience import Patience
-from headrace.gateway.route import Price, Route, route
+from headrace.gateway.route import DecoderView, Price, Route, Wanted, route
 from headrace.protocol.messages import Uuid
 
 RETRY_AFTER_S = 2.0
@@ -31,6 +35,7 @@ class Predicted:
 
     at: float
     price: Price
+    tpot_s: float | None  # None: its decoder has not measured
 
 
 class Placing:
@@ -64,25 +69,44 @@ class Placing:
             raise InputError(field, attempt.rejected.text.removeprefix(f"{field}: "))
 
     async def _try(self, attempt: Attempt) -> None:
-        chosen = self._choose(attempt)
         timings = self._exchange.timings
-        if chosen is None:
+        fleet = fleet_for(self._exchange, attempt.prompt, attempt.errand.wanted, self._patience.now())
+        if not fleet.decoders:
             await self._await_decoder()
+            return
+        chosen = self._choose(attempt, fleet)
+        if chosen is None:
+            self._turn.lacks_room = True
+            await self._retry("a decoder that keeps its pace with one more", timings.room_retry_s)
         elif chosen.decoder in self._full:
             self._turn.lacks_room = True
             await self._retry("room at a decoder", timings.room_retry_s)
         elif chosen.prefiller in self._busy:
+            self._turn.lacks_room = self._turn.due < inf
             await self._retry("a lease from a prefiller", timings.lease_retry_s)
         elif chosen.prefiller is None or await self._has_lease(attempt, chosen.prefiller):
             await self._offer(attempt, chosen.decoder)
 
-    def _choose(self, attempt: Attempt) -> Route | None:
-        observed, now = self._exchange.observed, self._patience.now()
-        decoders = _rather_not(self._full, _rather_not(self._shunned, observed.decoders(attempt.prompt)))
-        prefillers = [view for view in observed.prefillers(attempt.prompt) if view.uuid not in self._mute]
-        chosen = route(decoders, _rather_not(self._busy, prefillers), attempt.errand.wanted, observed.transfers(now))
-        self.predicted = None if chosen is None else Predicted(at=now, price=chosen.price)
+    def _choose(self, attempt: Attempt, fleet: Fleet) -> Route | None:
+        """None: it has to wait for one of them."""
+        wanted = attempt.errand.wanted
+        prefillers = [view for view in fleet.prefillers if view.uuid not in self._mute]
+        fleet = replace(fleet, prefillers=prefillers)
+        # One that has begun goes on at once: it was promised a pace itself, and stands still.
+        kept = fleet.decoders if self._is_resumed else kept_by(fleet, wanted, self._exchange.streams.promise)
+        decoders = _rather_not(self._full, _rather_not(self._shunned, kept))
+        chosen = route(decoders, _rather_not(self._busy, prefillers), wanted, fleet.transfers)
+        if chosen is not None:
+            self._predict(chosen, next(view for view in decoders if view.uuid == chosen.decoder), wanted)
         return chosen
+
+    def _predict(self, chosen: Route, decoder: DecoderView, wanted: Wanted) -> None:
+        tpot_s = pace_with(decoder, wanted.num_tokens)
+        self.predicted = Predicted(at=self._patience.now(), price=chosen.price, tpot_s=tpot_s)
+
+    @property
+    def _is_resumed(self) -> bool:
+        return self._turn.due == -inf
 
     async def _retry(self, waiting_for: str, retry_s: float) -> None:
         """A new round, at the next news."""

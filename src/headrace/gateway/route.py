@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from headrace.kvcache.layout import num_pages_for
-from headrace.protocol.control import Prefilling
-from headrace.protocol.messages import Uuid
+from headrace.protocol.control import Decoding, Prefilling
+from headrace.protocol.messages import Tier, Uuid
 
 GROWTH_TOKENS = 64
 """What a decoder reserves beyond the prompt before it knows better (PROTOCOL, "Growth")."""
@@ -38,8 +38,8 @@ UNFELT_SHARE = 0.1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderView:
     """A decoder or colocated instance that is alive. `cached_tokens`: of this prompt, that it has. `prefilling`: how
-    fast it would prefill beside what it runs, at rate 0 where that breaks its budget, None: not measured yet.
-    `hand_over_s`: from the prompt's last byte to its first token."""
+    fast it would prefill beside what it runs, at rate 0 where that breaks its budget; `decoding`: what its steps take,
+    None of either: not measured yet. `hand_over_s`: from the prompt's last byte to its first token."""
 
     uuid: Uuid
     is_colocated: bool = False
@@ -48,8 +48,10 @@ class DecoderView:
     num_running: int
     max_running: int
     num_queued_tokens: int = 0
+    num_background_tokens: int = 0  # those of them that are flex
     cached_tokens: int = 0
     prefilling: Prefilling | None = None
+    decoding: Decoding | None = None
     hand_over_s: float = 0.0
 
 
@@ -59,6 +61,7 @@ class PrefillerView:
 
     uuid: Uuid
     num_queued_tokens: int
+    num_background_tokens: int = 0
     max_tokens: int
     cached_tokens: int = 0
     prefilling: Prefilling | None = None
@@ -91,6 +94,7 @@ class Wanted:
 
     num_tokens: int
     max_tokens: int
+    tier: Tier = "interactive"
 
     @property
     def num_prefilled(self) -> int:
@@ -208,7 +212,7 @@ class _Prices:
 
     def _remote(self, decoder: DecoderView, prefiller: PrefillerView) -> Price:
         speed = self._speed(prefiller)
-        wait_s = prefiller.num_queued_tokens / speed.rate  # for a lease, at the least
+        wait_s = self._num_before(prefiller) / speed.rate  # for a lease, at the least
         num_travelling = self._num_missing(decoder)
         if not num_travelling:
             return Price(wait_s=wait_s, hand_over_s=decoder.hand_over_s)
@@ -223,13 +227,22 @@ class _Prices:
     def _local(self, decoder: DecoderView) -> Price:
         speed, num_missing = self._speed(decoder), self._num_missing(decoder)
         return Price(
-            wait_s=decoder.num_queued_tokens / speed.rate if num_missing else 0.0,
+            wait_s=self._num_before(decoder) / speed.rate if num_missing else 0.0,
             prefill_s=_seconds(num_missing, speed),
             hand_over_s=decoder.hand_over_s,
             # Every stream there waits for the chunks. One is counted at the least, whoever comes next: else an idle
             # decoder would take any prompt, and be found busy.
             stall_s=num_missing / speed.rate * max(1, decoder.num_running),
         )
+
+    def _num_before(self, view: DecoderView | PrefillerView) -> int:
+        """Queued tokens that are computed first: of background prompts, before an interactive one, the chunk that
+        runs."""
+        if self.wanted.tier == "flex":
+            return view.num_queued_tokens
+        chunk_tokens = 0 if view.prefilling is None else view.prefilling.chunk_tokens
+        in_the_way = min(view.num_background_tokens, chunk_tokens)
+        return view.num_queued_tokens - view.num_background_tokens + in_the_way
 
     def _speed(self, view: DecoderView | PrefillerView) -> Prefilling:
         told = view.prefilling

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.gateway.app import make_app
 from headrace.gateway.chat import load_chat_template
+from headrace.gateway.connection import Closing
 from headrace.gateway.dispatch import Dispatcher
 from headrace.gateway.intake import Intake
 from headrace.gateway.listening import bind
@@ -27,6 +28,7 @@ from headrace.gateway.options import GatewayOptions
 from headrace.gateway.vocabulary import load_vocabulary
 
 GRACE_S = 0.5  # after a signal, for answers that are nearly done
+MOST_HEAD_BYTES = 64 * 2**10
 HEAD_PATIENCE_S = 10.0  # for a request's head: who connects and says nothing holds a connection so long, not for ever
 CANCEL_S = 1  # from then on: a client that does not even read its error is cut off
 
@@ -42,7 +44,7 @@ def run_gateway(options: GatewayOptions) -> None:
 
 async def serve(options: GatewayOptions, listener: socket.socket) -> None:
     """Signals are taken from the first moment, also while the tokenizer is loaded."""
-    loop, signalled, closing = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    loop, signalled, closing = asyncio.get_running_loop(), asyncio.Event(), Closing()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signalled.set)
     intake = await asyncio.to_thread(load_intake, options)
@@ -92,11 +94,12 @@ class SignalFreeServer(uvicorn.Server):
         yield
 
 
-class PunctualProtocol(H11Protocol):
-    """Hangs up on who does not send a request's head in time: uvicorn waits for ever for a connection's first one, and
-    for any that trickles in."""
+class PunctualProtocol(HttpToolsProtocol):
+    """Hangs up on who does not send a request's head in time, or in MOST_HEAD_BYTES: uvicorn waits for ever for a
+    connection's first one, and for any that trickles in, and its parser takes any number of headers."""
 
     _head_due: asyncio.TimerHandle | None = None
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -104,22 +107,31 @@ class PunctualProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._await_head()
+        self._await_head(len(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._await_head(ever=False)
+        self._head_came()
 
-    def _await_head(self, *, ever: bool = True) -> None:
-        awaited = ever and (self.cycle is None or self.cycle.response_complete)
-        if awaited and self._head_due is None:
+    def _await_head(self, num_bytes: int = 0) -> None:
+        """After so many more."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_came()
+            return
+        self._head_bytes += num_bytes
+        if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"A request's head must be at most {MOST_HEAD_BYTES} bytes.")
+        elif self._head_due is None:
             self._head_due = self.loop.call_later(HEAD_PATIENCE_S, self.transport.close)
-        elif not awaited and self._head_due is not None:
+
+    def _head_came(self) -> None:
+        self._head_bytes = 0
+        if self._head_due is not None:
             self._head_due.cancel()
             self._head_due = None
 
 
-def make_server(app: FastAPI) -> SignalFreeServer:
+def make_server(app: ASGIApp) -> SignalFreeServer:
     config = uvicorn.Config(
         app,
         http=PunctualProtocol,

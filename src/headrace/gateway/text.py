@@ -69,6 +69,8 @@ class StopStrings:
     def push(self, text: str) -> str:
         if self.matched:
             return ""
+        if not self._stops:
+            return text
         text = self._held + text
         ends = ((start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0)
         if first := min(ends, default=None):

@@ -85,8 +85,16 @@ class DecoderMessenger:
     # ---- what the role asks ------------------------------------------------------------------------------------
 
     def greet(self, address: bytes, now: float) -> PeerId:
-        """Begin the handshake with the prefiller at this fabric address -> PeerReady or PeerRefused. Idempotent."""
+        """Begin the handshake with the prefiller at this fabric address -> PeerReady or PeerRefused. Idempotent.
+        Whoever was there before has exited. Raises InputError when it is no address, FabricError."""
+        replaced = self._prefillers.replaced_at(address)
+        if replaced is not None:
+            self.peer_exited(replaced.peer, now)
         return self._prefillers.greet(address, now)
+
+    def knows(self, peer: PeerId) -> bool:
+        """Not one that was forgotten, since it has exited, or does not answer."""
+        return self._prefillers.get(peer) is not None
 
     def is_ready(self, peer: PeerId) -> bool:
         prefiller = self._prefillers.get(peer)
@@ -131,8 +139,11 @@ class DecoderMessenger:
         prefiller = self._prefillers.get(peer)
         if prefiller is not None:
             self._now = now
-            self._prefillers.forget(prefiller)  # its access has ended: at once, or with its process
-            self._fail_all(prefiller, DecoderEvent.REVOKED, "peer_lost", "the prefiller has exited")
+            self._forget(prefiller, "the prefiller has exited")  # its access has ended: at once, or with its process
+
+    def _forget(self, prefiller: Prefiller, text: str) -> None:
+        self._prefillers.forget(prefiller)
+        self._fail_all(prefiller, DecoderEvent.REVOKED, "peer_lost", text)
 
     def peer_hung(self, peer: PeerId, now: float) -> None:
         """The prefiller does not answer: revoke it, and greet it again until it does. The fabric may tell the same, as
@@ -191,6 +202,8 @@ class DecoderMessenger:
         """Carry out what is due."""
         self._now = now
         self._prefillers.repeat_hellos(now)
+        for prefiller in self._prefillers.unheard(now):
+            self._forget(prefiller, "the prefiller does not answer")
         for entry in list(self._entries.values()):
             self._advance(entry, now)
 
@@ -213,7 +226,7 @@ class DecoderMessenger:
 
     def next_due(self) -> float | None:
         """When `advance` has something to do next."""
-        due = [self._prefillers.next_repeat()]
+        due = [self._prefillers.next_due()]
         for entry in self._entries.values():
             due += [entry.deadline, entry.lost_at, entry.patience_at, entry.repeat_at]
         return min((at for at in due if at is not None and at != float("inf")), default=None)
@@ -438,6 +451,7 @@ class DecoderMessenger:
             num_open=len(self._entries),
             num_revoking=sum(entry.state is DecoderState.REVOKING for entry in self._entries.values()),
             num_quarantined_pages=self._landings.num_quarantined_pages,
+            num_prefillers_ready=self._prefillers.num_ready,
             num_ready=self._counts["ready"],
             num_failed=dict(self._failures),
             num_revokes=self._counts["revokes"],

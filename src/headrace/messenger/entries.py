@@ -30,6 +30,7 @@ class DecoderStatistics:
     num_open: int
     num_revoking: int  # of these, answered: only its prefiller's access is still to end
     num_quarantined_pages: int
+    num_prefillers_ready: int  # at which a ticket can be opened now
     num_ready: int
     num_failed: dict[str, int]  # by reason
     num_revokes: int

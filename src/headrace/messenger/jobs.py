@@ -51,6 +51,7 @@ class PrefillerStatistics:
     num_tickets: int
     num_held_pages: int  # kept by decoders that have not taken them
     num_leased_tokens: int
+    num_interactive_tokens: int  # those of them that are interactive
     num_accepted: int
     num_refused: dict[str, int]  # by reason
     num_closed: int  # everything posted and completed

@@ -17,6 +17,9 @@ from headrace.messenger.slots import generation_of, is_newer, slot_of
 from headrace.protocol.messages import PROTOCOL_VERSION, Hello, HelloHead, HelloRefused, Ticket, clipped, encode
 
 FORGET_REFUSED_S = 5.0
+FORGET_ABSENT_S = 300.0
+"""Of a decoder on another host, whose exit nobody tells: without a word, and without a connection. One that is there
+after all notices the same, and greets again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class Decoder:
     epoch: int
     plans: Plans
     process: ProcessName
+    forget_at: float | None = None  # None: it is there, as far as is known
     tombstones: dict[int, Tombstone] = field(default_factory=dict)  # by slot, of this epoch
 
     def is_new(self, ticket: Ticket) -> bool:
@@ -71,7 +75,7 @@ class KnownDecoders:
         self._fabric = fabric
         self._identity = identity
         self._by_uuid: dict[str, Decoder] = {}
-        self._refused: dict[bytes, tuple[PeerId, float]] = {}  # address -> peer, when to forget it
+        self._refused: dict[PeerId, tuple[bytes, float]] = {}  # its address, when to forget it
 
     def get(self, uuid: str) -> Decoder | None:
         return self._by_uuid.get(uuid)
@@ -80,14 +84,15 @@ class KnownDecoders:
         return next((decoder for decoder in self._by_uuid.values() if decoder.peer == peer), None)
 
     def replaced_by(self, hello: Hello) -> Decoder | None:
-        """The decoder whose address the sender has now: where a site fixes its ports, it was started anew. None too
-        when the sender started before it: then this Hello is late, and its sender is the one that was replaced."""
-        sender = process_of(hello)
-        for decoder in self._by_uuid.values():
-            if decoder.address == hello.address and decoder.uuid != hello.sender:
-                is_late = sender.host == decoder.process.host and sender.started < decoder.process.started
-                return None if is_late else decoder
-        return None
+        """The decoder that was where the sender is now: its port was free, so it is gone. None too when the sender
+        started before it: then this Hello is late, and its sender is the one that was replaced. Raises InputError when
+        its address is none."""
+        peer, sender = self._fabric.peer_at(hello.address), process_of(hello)
+        decoder = None if peer is None else self.of_peer(peer)
+        if decoder is None or decoder.uuid == hello.sender:
+            return None
+        is_late = sender.host == decoder.process.host and sender.started < decoder.process.started
+        return None if is_late else decoder
 
     def on_hello(self, hello: Hello, now: float) -> tuple[Decoder, PeerReady] | PeerRefused | None:
         """A Hello of a new decoder, or of a new epoch, is adopted and answered: (decoder, PeerReady). A repeated one
@@ -106,7 +111,7 @@ class KnownDecoders:
             self._connect(peer, hello, side)
         except HandshakeRefused as refusal:
             return self._refuse(hello, refusal, peer, now)
-        self._refused.pop(hello.address, None)
+        self._refused.pop(peer, None)
         plans = Plans(self._identity.side, side)
         if known is None:
             known = self._by_uuid[hello.sender] = Decoder(
@@ -118,6 +123,7 @@ class KnownDecoders:
                 process=process_of(hello),
             )
         known.epoch = hello.epoch
+        known.forget_at = None
         known.plans = plans
         known.tombstones.clear()
         self._answer(known)
@@ -131,8 +137,12 @@ class KnownDecoders:
     def _peer_of(self, hello: Hello | HelloHead, known: Decoder | None) -> PeerId:
         if known is not None:
             return known.peer
-        refused = self._refused.get(hello.address)
-        return self._fabric.add_peer(hello.address) if refused is None else refused[0]
+        there = self._fabric.peer_at(hello.address)
+        if there is not None and there in self._refused:
+            if self._refused[there][0] == hello.address:
+                return there
+            self._forget_refused(there)  # its port was free
+        return self._fabric.add_peer(hello.address)
 
     def _connect(self, peer: PeerId, hello: Hello, side: Side) -> None:
         try:
@@ -153,9 +163,9 @@ class KnownDecoders:
     def _refuse(
         self, hello: Hello | HelloHead, refusal: HandshakeRefused, peer: PeerId, now: float
     ) -> PeerRefused | None:
-        is_first = hello.address not in self._refused
+        is_first = peer not in self._refused
         if hello.sender not in self._by_uuid:  # a decoder that we know stays, in the epoch that it had
-            self._refused[hello.address] = (peer, now + FORGET_REFUSED_S)
+            self._refused[peer] = (hello.address, now + FORGET_REFUSED_S)
         answer = HelloRefused(
             sender=self._identity.uuid,
             epoch=hello.epoch,
@@ -167,19 +177,41 @@ class KnownDecoders:
         self._fabric.send(peer, encode(answer))
         return PeerRefused(peer=peer, field=refusal.field, text=str(refusal)) if is_first else None
 
+    def absent(self, peer: PeerId, now: float) -> None:
+        """Its connection is gone, or silent."""
+        decoder = self.of_peer(peer)
+        if decoder is not None and decoder.forget_at is None:
+            decoder.forget_at = now + FORGET_ABSENT_S
+
+    def present(self, decoder: Decoder | None) -> None:
+        """It was heard."""
+        if decoder is not None:
+            decoder.forget_at = None
+
+    def long_absent(self, now: float) -> list[Decoder]:
+        """To be forgotten, where nothing is under way to them; else they are named again in a while."""
+        absent = [d for d in self._by_uuid.values() if d.forget_at is not None and d.forget_at <= now]
+        for decoder in absent:
+            decoder.forget_at = now + FORGET_ABSENT_S
+        return absent
+
     def forget(self, decoder: Decoder) -> None:
-        """Its process has exited."""
+        """Its process has exited, or it is absent and reads nothing."""
         self._fabric.remove_peer(decoder.peer)
         del self._by_uuid[decoder.uuid]
 
     def forget_refused(self, now: float) -> None:
         """Peers that were told why, some time ago."""
-        for address in [address for address, (_, at) in self._refused.items() if at <= now]:
-            peer, _ = self._refused.pop(address)
-            self._fabric.remove_peer(peer)
+        for peer in [peer for peer, (_, at) in self._refused.items() if at <= now]:
+            self._forget_refused(peer)
+
+    def _forget_refused(self, peer: PeerId) -> None:
+        self._fabric.remove_peer(peer)
+        del self._refused[peer]
 
     def next_forget(self) -> float | None:
-        return min((at for _, at in self._refused.values()), default=None)
+        absent = [decoder.forget_at for decoder in self._by_uuid.values() if decoder.forget_at is not None]
+        return min([*absent, *(at for _, at in self._refused.values())], default=None)
 
     def __len__(self) -> int:
         return len(self._by_uuid)

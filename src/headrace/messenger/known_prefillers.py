@@ -3,7 +3,7 @@
     greet      add the peer, grant it access, send Hello{epoch 1}; repeated until it is answered
     ready      its Hello of this epoch came back: tickets may be opened there
     revoke     take the access away; once that has ended (nothing of it lands any more): epoch + 1, grant and greet anew
-    forget     it has exited: revoke, and nothing more
+    forget     it has exited, or was greeted in vain for minutes: revoke, and nothing more
 
 No ticket is opened between a revoke and the answer to its Hello, so a peer that hangs costs nothing but its own use;
 where its access ends only when it lets go of our memory, also the pages of the tickets that it had.
@@ -21,6 +21,8 @@ from headrace.protocol.messages import Hello, HelloRefused, encode
 
 FIRST_REPEAT_S = 0.25
 LONGEST_REPEAT_S = 4.0
+FORGET_S = 300.0
+"""Of greetings that nobody answers, or that are refused. Whoever wants the prefiller greets it again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class Prefiller:
     plans: Plans | None = None
     repeat_at: float = 0.0
     repeat_after: float = FIRST_REPEAT_S
+    forget_at: float | None = None  # None: it was heard
 
 
 class KnownPrefillers:
@@ -44,6 +47,7 @@ class KnownPrefillers:
         self._fabric = fabric
         self._identity = identity
         self._by_peer: dict[PeerId, Prefiller] = {}
+        self._last_epoch = 0  # of all that were forgotten: they may remember it, and take no older one
 
     def greet(self, address: bytes, now: float) -> PeerId:
         """Begin the handshake with the prefiller at this fabric address, as soon as its earlier access has ended.
@@ -51,11 +55,18 @@ class KnownPrefillers:
         again. Raises FabricError, and may be called again, when the prefiller cannot be granted access."""
         known = self._by_address(address)
         if known is None:
-            known = Prefiller(peer=self._fabric.add_peer(address), address=address)
+            known = Prefiller(peer=self._fabric.add_peer(address), address=address, epoch=self._last_epoch)
             self._by_peer[known.peer] = known
         if known.state in ("silent", "refused"):
             self._open_epoch_when_ended(known, now)
         return known.peer
+
+    def replaced_at(self, address: bytes) -> Prefiller | None:
+        """The prefiller that was where this address leads: its port was free, so it is gone. Raises InputError when
+        it is no address."""
+        peer = self._fabric.peer_at(address)
+        known = None if peer is None else self._by_peer.get(peer)
+        return None if known is None or known.address == address else known
 
     def _open_epoch_when_ended(self, prefiller: Prefiller, now: float) -> None:
         if prefiller.is_ending:
@@ -73,6 +84,7 @@ class KnownPrefillers:
         prefiller.state = "greeting"
         prefiller.repeat_after = FIRST_REPEAT_S
         prefiller.repeat_at = now + FIRST_REPEAT_S
+        prefiller.forget_at = prefiller.forget_at or now + FORGET_S
         self._fabric.send(prefiller.peer, prefiller.hello)
 
     def answered(self, hello: Hello) -> PeerReady | PeerRefused | None:
@@ -89,6 +101,7 @@ class KnownPrefillers:
         prefiller.uuid = hello.sender
         prefiller.plans = Plans(side, self._identity.side)
         prefiller.state = "ready"
+        prefiller.forget_at = None
         return PeerReady(peer=prefiller.peer, uuid=hello.sender, process=process_of(hello))
 
     def refused(self, refusal: HelloRefused) -> PeerRefused | None:
@@ -127,7 +140,8 @@ class KnownPrefillers:
             self._open_epoch(prefiller, now)
 
     def forget(self, prefiller: Prefiller) -> None:
-        """The process has exited. Its writes that are still on their way land nowhere."""
+        """Its process has exited, or it has no access. Its writes that are still on their way land nowhere."""
+        self._last_epoch = max(self._last_epoch, prefiller.epoch)
         self._fabric.remove_peer(prefiller.peer)
         del self._by_peer[prefiller.peer]
 
@@ -144,8 +158,14 @@ class KnownPrefillers:
                 prefiller.repeat_at = now + prefiller.repeat_after
                 self._fabric.send(prefiller.peer, prefiller.hello)
 
-    def next_repeat(self) -> float | None:
-        return min((p.repeat_at for p in self._by_peer.values() if p.state == "greeting"), default=None)
+    def unheard(self, now: float) -> list[Prefiller]:
+        """To be forgotten: but one whose access is ending may write here still."""
+        return [p for p in self._by_peer.values() if p.forget_at is not None and p.forget_at <= now and not p.is_ending]
+
+    def next_due(self) -> float | None:
+        repeats = [p.repeat_at for p in self._by_peer.values() if p.state == "greeting"]
+        ends = [p.forget_at for p in self._by_peer.values() if p.forget_at is not None and not p.is_ending]
+        return min(repeats + ends, default=None)
 
     @property
     def num_ready(self) -> int:

@@ -41,6 +41,10 @@ class Leases:
     def outstanding_tokens(self) -> int:
         return sum(lease.num_tokens for lease in self._leases.values())
 
+    def outstanding_of(self, tier: Tier) -> int:
+        """Tokens."""
+        return sum(lease.num_tokens for lease in self._leases.values() if lease.tier == tier)
+
     def try_grant(self, request_id: str, *, num_tokens: int, tier: Tier, now: float) -> str | None:
         """-> the lease, or None when the request must wait at its gateway. A repeated Reserve gets its old lease,
         unless that was used: then the request comes back for a new ticket, and no ticket is opened on a used lease."""
@@ -58,7 +62,7 @@ class Leases:
         everything = self.outstanding_tokens
         if tier == "flex":
             return everything == 0 or everything + num_tokens <= self._capacity - self._reserve
-        interactive = sum(lease.num_tokens for lease in self._leases.values() if lease.tier == "interactive")
+        interactive = self.outstanding_of("interactive")
         return (
             everything + num_tokens <= self._capacity  # there is room for anybody
             or interactive + num_tokens <= self._reserve  # the reserve, which background prompts never use up

@@ -28,7 +28,10 @@ from headrace.fabric.interface import (
     LastWrite,
     MessageReceived,
     PageWrites,
+    PeerHeard,
     PeerId,
+    PeerLost,
+    PeerSilent,
     TransferDone,
     TransferId,
 )
@@ -210,21 +213,29 @@ class PrefillerMessenger:
 
     def handle(self, events: Sequence[Event], now: float) -> None:
         """Everything that the fabric told since the last call. Results first: a list that is done cannot be closed
-        any more, and a Cancel drained beside its result must find it. Nothing follows from PeerLost: lists to that
-        decoder end, and their results tell it; nor from PeerSilent: it may go on, and read what was posted."""
+        any more, and a Cancel drained beside its result must find it. No ticket ends by PeerLost: lists to that
+        decoder end, and their results tell it; nor by PeerSilent: it may go on, and read what was posted."""
         self._now = now
         for event in events:
             if isinstance(event, TransferDone):
                 self._on_transfer_done(event)
         for event in events:
-            if isinstance(event, MessageReceived):
-                self._on_message(event.message)
+            match event:
+                case MessageReceived():
+                    self._on_message(event.message)
+                case PeerLost() | PeerSilent():
+                    self._decoders.absent(event.peer, now)
+                case PeerHeard():
+                    self._decoders.present(self._decoders.of_peer(event.peer))
 
     def advance(self, now: float) -> None:
         """Carry out what is due."""
         self._now = now
         self._leases.expire(now)
         self._decoders.forget_refused(now)
+        for decoder in self._decoders.long_absent(now):
+            if not any(job.decoder is decoder for job in self._jobs.values()):
+                self._decoders.forget(decoder)
         for job in [j for j in self._jobs.values() if j.deadline <= now]:
             job.deadline = float("inf")
             job.reason = "the deadline of the ticket passed"
@@ -261,6 +272,7 @@ class PrefillerMessenger:
                 self._on_hello(message)
             case Prefill() | Cancel():
                 decoder = self._decoders.get(message.sender)
+                self._decoders.present(decoder)
                 if decoder is None or message.ticket.decoder != message.sender:
                     self._counts["strange"] += 1
                 elif isinstance(message, Prefill):
@@ -271,11 +283,11 @@ class PrefillerMessenger:
                 self._counts["strange"] += 1
 
     def _on_hello(self, message: Hello | HelloHead) -> None:
-        replaced = self._decoders.replaced_by(message) if isinstance(message, Hello) else None
-        if replaced is not None:
-            self._forget(replaced)
         try:
             if isinstance(message, Hello):
+                replaced = self._decoders.replaced_by(message)
+                if replaced is not None:
+                    self._forget(replaced)
                 outcome = self._decoders.on_hello(message, self._now)
             else:
                 outcome = self._decoders.refuse_version(message, self._now)
@@ -467,6 +479,7 @@ class PrefillerMessenger:
             num_tickets=len(self._jobs),
             num_held_pages=self._num_held_pages(self._jobs.values()),
             num_leased_tokens=self._leases.outstanding_tokens,
+            num_interactive_tokens=self._leases.outstanding_of("interactive"),
             num_accepted=self._counts["accepted"],
             num_refused=dict(self._refusals),
             num_closed=self._counts["closed"],

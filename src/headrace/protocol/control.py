@@ -106,6 +106,19 @@ class Prefilling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     step_s: Seconds
     rate: TokensPerSecond  # 0: no chunk is within the budget
+    chunk_tokens: Count = 0  # of a step, at most: what an urgent prompt may have to wait for
+
+
+class Decoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a decode step takes, as it was measured: step_s + row_s * rows + key_s * keys that they read; and who is in
+    it, of the data-parallel group that runs most: all that hold pages, since they come to decode."""
+
+    step_s: Seconds
+    row_s: Seconds
+    key_s: Seconds
+    num_rows: Count
+    num_keys: Count
+    num_interactive: Count  # rows, of all groups
 
 
 class Status(Message, frozen=True, kw_only=True):
@@ -116,7 +129,9 @@ class Status(Message, frozen=True, kw_only=True):
     num_running: Count
     num_waiting: Count
     num_queued_tokens: Count  # prompt tokens leased or waiting to be computed
+    num_interactive_tokens: Count  # those of them that are interactive, and computed first
     prefilling: Prefilling | None  # None: not measured yet
+    decoding: Decoding | None  # of whoever decodes; None: not measured yet
     is_draining: bool  # takes nothing new, for ever: what is asked of it is answered with Wait or NoRoom
     gauges: Annotated[dict[Name, Gauge], msgspec.Meta(max_length=256)]
     counters: Annotated[dict[Name, Counter], msgspec.Meta(max_length=256)]

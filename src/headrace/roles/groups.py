@@ -8,7 +8,7 @@ everybody's: a group that has nothing to compute takes part in it with no rows.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from headrace.engine.cost import PrefillSpeed
+from headrace.engine.cost import PrefillSpeed, StepSize
 from headrace.engine.engine import Engine
 from headrace.engine.measured_cost import MeasuredCost
 from headrace.engine.requests import (
@@ -127,7 +127,13 @@ class Groups:
         return PrefillSpeed(
             step_s=sum(speed.step_s for speed in speeds) / len(speeds),
             rate=sum(speed.rate for speed in speeds) / len(speeds),
+            chunk_tokens=max(speed.chunk_tokens for speed in speeds),
         )
+
+    @property
+    def decode_size(self) -> StepSize:
+        """Of the group that runs most, for which the others wait."""
+        return max((engine.decode_size for engine in self._engines), key=lambda size: (size.rows, size.keys))
 
     def statistics(self) -> EngineStatistics:
         """Of all groups together."""

@@ -118,7 +118,8 @@ class RemotePrefill:
     def _try_greet(self, prefiller: PrefillerUuid) -> PeerId | None:
         """None where that cannot be done: a gateway may name any address, and the next request tries again."""
         address = self._named().get(prefiller)
-        if prefiller not in self._peers and address is not None:
+        peer = self._peers.get(prefiller)
+        if address is not None and (peer is None or not self._messenger.knows(peer)):
             try:
                 self._peers[prefiller] = self._messenger.greet(address, time.monotonic())
             except (InputError, FabricError) as error:

@@ -7,7 +7,7 @@ from headrace.engine.measured_cost import CostStatistics
 from headrace.fabric.interface import FabricStatistics
 from headrace.kvcache.pages import PagePool
 from headrace.messenger.prefiller import PrefillerMessenger
-from headrace.protocol.control import Prefilling, Status
+from headrace.protocol.control import Decoding, Prefilling, Status
 from headrace.roles.groups import Groups
 from headrace.roles.instance import Instance
 from headrace.roles.remote_prefill import RemotePrefill
@@ -31,6 +31,7 @@ def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | N
     }
     if remote is not None:
         tickets, fabric = remote.statistics()
+        gauges["prefillers_ready"] = tickets.num_prefillers_ready
         gauges["tickets_open"] = tickets.num_open
         gauges["tickets_revoking"] = tickets.num_revoking
         counters |= {
@@ -47,7 +48,9 @@ def decoder_status(instance: Instance, groups: Groups, remote: RemotePrefill | N
         num_running=counts.num_decoding + counts.num_prefilling + counts.num_fetching,
         num_waiting=counts.num_waiting + counts.num_parked,
         num_queued_tokens=counts.num_waiting_tokens,
+        num_interactive_tokens=counts.num_interactive_tokens,
         prefilling=_prefilling(groups.prefill_speed),
+        decoding=_decoding(groups, num_interactive=counts.num_interactive),
         is_draining=is_draining,
         gauges=gauges,
         counters=counters,
@@ -71,7 +74,9 @@ def prefiller_status(
         num_running=tickets.num_tickets,
         num_waiting=0,
         num_queued_tokens=tickets.num_leased_tokens,
+        num_interactive_tokens=tickets.num_interactive_tokens,
         prefilling=_prefilling(prefill_speed),
+        decoding=None,
         is_draining=is_draining,
         gauges={
             **_page_gauges(instance.pools),
@@ -93,7 +98,23 @@ def prefiller_status(
 
 
 def _prefilling(speed: PrefillSpeed | None) -> Prefilling | None:
-    return None if speed is None else Prefilling(step_s=speed.step_s, rate=speed.rate)
+    if speed is None:
+        return None
+    return Prefilling(step_s=speed.step_s, rate=speed.rate, chunk_tokens=speed.chunk_tokens)
+
+
+def _decoding(groups: Groups, *, num_interactive: int) -> Decoding | None:
+    cost, size = groups.costs.cost, groups.decode_size
+    if cost is None:
+        return None
+    return Decoding(
+        step_s=cost.step_s,
+        row_s=cost.row_s,
+        key_s=cost.key_s,
+        num_rows=size.rows,
+        num_keys=size.keys,
+        num_interactive=num_interactive,
+    )
 
 
 def _page_gauges(pools: Sequence[PagePool]) -> dict[str, float]:

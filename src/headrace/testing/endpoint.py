@@ -48,7 +48,7 @@ class Endpoint(Protocol):
         """Be gone, untold, from one moment to the next."""
         ...
 
-    def peer_at(self, address: bytes) -> PeerId | None:
+    def peer_named(self, address: bytes) -> PeerId | None:
         """Whom it knows by this address; nobody once it is gone."""
         ...
 

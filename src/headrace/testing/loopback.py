@@ -36,7 +36,7 @@ from headrace.testing.digests import checked_reads, sum_digests
 from headrace.testing.endpoint import Access, Endpoint
 from headrace.testing.events import EventQueue
 from headrace.testing.grants import Grants
-from headrace.testing.network import LoopbackNetwork
+from headrace.testing.network import LoopbackNetwork, place_of
 from headrace.testing.posting import Peer
 from headrace.testing.writer import Writer
 
@@ -79,16 +79,20 @@ class LoopbackFabric:
     # ---- peers and access
 
     def add_peer(self, address: bytes) -> PeerId:
-        self._check_open()
-        if not address:
-            raise InputError("address", "must be what the peer's `address` says, is empty")
-        if any(known.address == address for known in self._writer.posting.peers.values()):
+        if self.peer_at(address) is not None:
             raise InputError("address", "is that of a peer already; remove it first")
         self._num_peers += 1
         peer = PeerId(self._num_peers)
         self._writer.posting.peers[peer] = Peer(id=peer, address=bytes(address))
         self._network.notice_if_gone(address, self)
         return peer
+
+    def peer_at(self, address: bytes) -> PeerId | None:
+        self._check_open()
+        if not address:
+            raise InputError("address", "must be what the peer's `address` says, is empty")
+        peers = self._writer.posting.peers.values()
+        return next((known.id for known in peers if place_of(known.address) == place_of(address)), None)
 
     def remove_peer(self, peer: PeerId) -> None:
         self._check_open()
@@ -267,7 +271,7 @@ class LoopbackFabric:
             self._num_received += 1
             self._events.tell(MessageReceived(message=message))
 
-    def peer_at(self, address: bytes) -> PeerId | None:
+    def peer_named(self, address: bytes) -> PeerId | None:
         if self.is_gone:
             return None
         return next((peer.id for peer in self._writer.posting.peers.values() if peer.address == address), None)

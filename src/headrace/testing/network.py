@@ -27,6 +27,15 @@ Revocation = Literal["at once", "when let go"]
 go when it is told, which it is not while it hangs, or when it is gone."""
 
 
+_SCHEME = b"loopback:"
+_NUM_PLACE_BYTES = 8
+
+
+def place_of(address: bytes) -> bytes:
+    """Who is bound to the same place later may have an address that goes on otherwise, as where it is watched."""
+    return address[: len(_SCHEME) + _NUM_PLACE_BYTES]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Delivery:
     act: Callable[[], None]
@@ -70,7 +79,7 @@ class LoopbackNetwork:
 
     def join(self, endpoint: Endpoint) -> bytes:
         """-> the fresh address at which the others find it from now on."""
-        address = b"loopback:" + self.rng.getrandbits(64).to_bytes(8, "little")
+        address = _SCHEME + self.rng.randbytes(_NUM_PLACE_BYTES)
         self._endpoints[address] = endpoint
         return address
 
@@ -194,7 +203,7 @@ class LoopbackNetwork:
 
     def notice_if_gone(self, address: bytes, listener: Endpoint) -> None:
         """`listener` loses its peer at `address` in a while, unless somebody is there again by then."""
-        gone, peer = self._endpoints.get(address), listener.peer_at(address)
+        gone, peer = self._endpoints.get(address), listener.peer_named(address)
         if gone is None or not gone.is_gone or peer is None:
             return
 
@@ -226,7 +235,7 @@ class LoopbackNetwork:
 
     def _tell_of(self, speaker: Endpoint, listener: Endpoint, tell: Callable[[PeerId], None]) -> None:
         for address, found in self._endpoints.items():
-            peer = listener.peer_at(address) if found is speaker else None
+            peer = listener.peer_named(address) if found is speaker else None
             if peer is not None:
                 tell(peer)
 

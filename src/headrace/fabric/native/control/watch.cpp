@@ -58,7 +58,9 @@ void Watch::News::with_peer(std::uint64_t link, std::function<void(std::uint64_t
 }
 
 void Watch::News::linked(std::uint64_t link, Process, Fd) {
-  with_peer(link, [](std::uint64_t, Watched& watched) { watched.lost = false; });
+  with_peer(link, [this](std::uint64_t peer, Watched& watched) {
+    if (std::exchange(watched.lost, false)) watch_.owner_.heard(peer);
+  });
 }
 
 void Watch::News::silent(std::uint64_t link) {

@@ -32,12 +32,16 @@ Owner::Peer& Owner::peer_of(std::uint64_t peer) {
 std::uint64_t Owner::add_peer(const std::string& address) {
   return ask([this, address] {
     const Address theirs = Address::decode(address);
-    auto [route, link] = reach(next_peer_, theirs);
-    for (const auto& [id, peer] : peers_)
-      if (peer.route == route) throw InputError("address", "is peer " + std::to_string(id) + " already");
+    std::optional<Way> way = way_to(theirs);
+    if (!way)
+      throw InputError("address", "no transport in common: ours are " + told(own_) + ", the peer's " + told(theirs) +
+                                      (theirs.host == own_.host ? "" : " on another host"));
+    if (const auto known = peer_by(way->route))
+      throw InputError("address", "is peer " + std::to_string(*known) + " already");
+    auto link = way->link(next_peer_);
     const std::uint64_t id = next_peer_++;
     Peer& added = peers_[id];
-    added.route = std::move(route);
+    added.route = std::move(way->route);
     added.link = std::move(link);
     const bool is_near =
         std::ranges::any_of(neighbours_, [&](auto& each) { return each->name() == added.link->transport(); });
@@ -47,21 +51,36 @@ std::uint64_t Owner::add_peer(const std::string& address) {
   });
 }
 
+std::optional<std::uint64_t> Owner::peer_at(const std::string& address) {
+  return ask([this, address]() -> std::optional<std::uint64_t> {
+    const std::optional<Way> way = way_to(Address::decode(address));
+    return way ? peer_by(way->route) : std::nullopt;
+  });
+}
+
+std::optional<std::uint64_t> Owner::peer_by(const std::string& route) const {
+  for (const auto& [id, peer] : peers_)
+    if (peer.route == route) return id;
+  return std::nullopt;
+}
+
 // By which of its ways. Both sides find the same one: of one host mapped, then shm, then the first provider that both
 // have.
-std::pair<std::string, std::unique_ptr<Link>> Owner::reach(std::uint64_t id, const Address& theirs) {
+std::optional<Owner::Way> Owner::way_to(const Address& theirs) {
   for (const auto& each : neighbours_) {
     const std::string control = theirs.host == own_.host ? theirs.control_of(each->name()) : "";
-    if (!control.empty()) return {each->name() + " " + control, each->link(id, control)};
+    if (control.empty()) continue;
+    return Way{each->name() + " " + control, [&each, control](std::uint64_t peer) { return each->link(peer, control); }};
   }
   for (const auto& each : rails_) {
     std::vector<NicAddress> nics;
     std::ranges::copy_if(theirs.nics, std::back_inserter(nics),
                          [&](const NicAddress& nic) { return nic.provider == each->provider(); });
-    if (!nics.empty()) return {each->provider() + " " + nics[0].name, each->link(nics)};
+    if (nics.empty()) continue;
+    const std::string route = each->provider() + " " + nics[0].name;
+    return Way{route, [&each, nics](std::uint64_t) { return each->link(nics); }};
   }
-  throw InputError("address", "no transport in common: ours are " + told(own_) + ", the peer's " + told(theirs) +
-                                  (theirs.host == own_.host ? "" : " on another host"));
+  return std::nullopt;
 }
 
 void Owner::remove_peer(std::uint64_t peer) {

@@ -255,6 +255,13 @@ void define_peers(nb::class_<Engine>& engine) {
           },
           "address"_a)
       .def(
+          "peer_at",
+          [](Engine& self, nb::bytes address) {
+            const std::string name(address.c_str(), address.size());
+            return self.with([&](Owner& owner) { return owner.peer_at(name); });
+          },
+          "address"_a)
+      .def(
           "remove_peer",
           [](Engine& self, std::uint64_t peer) { self.with([peer](Owner& owner) { owner.remove_peer(peer); }); },
           "peer"_a)

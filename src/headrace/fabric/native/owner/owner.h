@@ -86,6 +86,7 @@ class Owner {
 
   // From any thread. Each waits for the owner's turn and throws InputError, FabricError or Closed.
   std::uint64_t add_peer(const std::string& address);
+  std::optional<std::uint64_t> peer_at(const std::string& address);
   void remove_peer(std::uint64_t peer);
   std::string transport(std::uint64_t peer);
   std::uint64_t num_cuts(std::uint64_t peer, std::uint64_t length);
@@ -228,7 +229,12 @@ class Owner {
 
   // commands.cpp and lists.cpp: the tables
   Peer& peer_of(std::uint64_t peer);
-  std::pair<std::string, std::unique_ptr<Link>> reach(std::uint64_t id, const Address& theirs);
+  struct Way {
+    std::string route;
+    std::function<std::unique_ptr<Link>(std::uint64_t peer)> link;
+  };
+  std::optional<Way> way_to(const Address& theirs);
+  std::optional<std::uint64_t> peer_by(const std::string& route) const;
   std::uint64_t cuts(const Peer& peer, std::uint64_t length) const;
   PeerNews peer_news();
   void meet_neighbours(const Transports& transports);
