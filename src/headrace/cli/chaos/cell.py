@@ -24,9 +24,10 @@ from headrace.cli.chaos.evidence import (
     num_leaked_pages,
     told,
 )
-from headrace.cli.chaos.faults import Fault, NotPossible, Scene
+from headrace.cli.chaos.faults import Fault
 from headrace.cli.chaos.judge import DIFFERENT, Kind, Verdict, judge
 from headrace.cli.chaos.load import Load, Running, pauses_s
+from headrace.cli.chaos.scene import NotPossible, Scene
 from headrace.cli.chaos.sight import Sight
 from headrace.cli.chaos.states import State
 from headrace.protocol.operator import Deployment, InstanceFacts
