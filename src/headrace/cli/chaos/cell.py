@@ -35,7 +35,7 @@ from headrace.protocol.operator import Deployment, InstanceFacts
 WARM_S = 0.7
 AFTER_S = 1.5
 TRIES, TRIES_WITHIN_S = 6, 75.0
-CROWD = 6
+CROWD = 8
 """So many long ones at once that some wait."""
 
 SEEN_WITHIN_S = 20.0
