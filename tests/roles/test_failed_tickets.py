@@ -24,7 +24,7 @@ async def parked_request(world: World, decoder: Running, prefiller: Running, *, 
     assert await world.gateway.accepted(asked)
     need = await world.gateway.parked(asked)
     assert need.prefiller == prefiller.uuid
-    assert need.reason.startswith("refused: lease")
+    assert need.reason.startswith("refused: lease") and not need.is_fault
     return asked
 
 
@@ -144,7 +144,8 @@ async def test_a_prefiller_that_drops_out_of_the_list_is_given_up_and_taken_back
     asked = await world.gateway.generate_remotely(decoder.uuid, prefiller.uuid, prompt(20), NUM_TOKENS)
     await until(lambda: prefiller.model.num_waiting == 1, "it sends")
     world.gateway.name_prefillers(decoder.uuid)
-    assert (await world.gateway.parked(asked)).reason.startswith("peer_lost")
+    need = await world.gateway.parked(asked)
+    assert need.reason.startswith("peer_lost") and need.is_fault, "it speaks against the prefiller"
     await until(lambda: decoder.gauge("pages_quarantined") == 0, "its access has ended: nothing lands any more")
     asked.use(None)
     assert await asked.text() == world.reference.text(prompt(20), NUM_TOKENS)

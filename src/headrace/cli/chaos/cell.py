@@ -24,9 +24,10 @@ from headrace.cli.chaos.evidence import (
     num_leaked_pages,
     told,
 )
-from headrace.cli.chaos.faults import Fault, NotPossible, Scene
+from headrace.cli.chaos.faults import Fault
 from headrace.cli.chaos.judge import DIFFERENT, Kind, Verdict, judge
 from headrace.cli.chaos.load import Load, Running, pauses_s
+from headrace.cli.chaos.scene import NotPossible, Scene
 from headrace.cli.chaos.sight import Sight
 from headrace.cli.chaos.states import State
 from headrace.protocol.operator import Deployment, InstanceFacts
@@ -34,7 +35,7 @@ from headrace.protocol.operator import Deployment, InstanceFacts
 WARM_S = 0.7
 AFTER_S = 1.5
 TRIES, TRIES_WITHIN_S = 6, 75.0
-CROWD = 6
+CROWD = 8
 """So many long ones at once that some wait."""
 
 SEEN_WITHIN_S = 20.0

@@ -6,8 +6,10 @@ come after it says nothing.
 
 import asyncio
 import logging
+import math
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -18,7 +20,7 @@ from headrace.cli.chaos.cell import CROWD, Cell, World, run_cell
 from headrace.cli.chaos.faults import FAULTS
 from headrace.cli.chaos.load import Load
 from headrace.cli.chaos.sight import Sight
-from headrace.cli.chaos.states import STATES, State
+from headrace.cli.chaos.states import STATES, State, serving
 from headrace.errors import HeadraceError, InputError
 from headrace.protocol.operator import Deployment
 
@@ -26,7 +28,11 @@ NUM_SHORT, FEW_SHORT, FEW_CELLS = 12, 6, 8
 """Twelve are of every kind; to learn twelve for a few cells takes longer than they do."""
 
 TRIES_TO_HIT = 3
-TOKENS_PER_WORD = 1.35
+TOKENS_PER_WORD = 1.03
+MOST_LONG, POOL_SHARE = 24, 1.25
+"""So many long prompts that together they are more than all pools of a role hold: one that comes again has left every
+prefix index, and travels anew."""
+
 LONGEST_SHARE = 0.4
 """Of the longest sequence that is served: a crowd must not be too long to be asked at all."""
 
@@ -85,7 +91,7 @@ async def _run(options: ChaosOptions, sight: Sight, tell: Callable[[Cell], objec
     catalogue = await learn(
         client,
         short_asks(_num_short(options), options.seed),
-        long_asks(_num_long(options), _num_words(options, at_start), options.seed),
+        long_asks(_num_long(options, at_start), _num_words(options, at_start), options.seed),
     )
     if not catalogue.short or not catalogue.long:
         raise NoAnswers("no request has an answer that does not depend on its company")
@@ -133,9 +139,20 @@ def _num_short(options: ChaosOptions) -> int:
     return FEW_SHORT if options.minutes is None and len(_pairs(options)) <= FEW_CELLS else NUM_SHORT
 
 
-def _num_long(options: ChaosOptions) -> int:
-    """A crowd, or enough for one to have left the prefix indexes when its turn comes again."""
-    return CROWD if "waiting" in (options.states or STATES) else CROWD // 2
+def _num_long(options: ChaosOptions, deployment: Deployment) -> int:
+    """Raises InputError."""
+    pools = Counter[str]()
+    for one in serving(deployment, "prefiller", "decoder", "colocated"):
+        pools[one.role] += one.limits.pool_tokens
+    pool_tokens = POOL_SHARE * max(pools.values())
+    wanted = 1 + math.ceil(pool_tokens / (TOKENS_PER_WORD * _num_words(options, deployment)))
+    if wanted > MOST_LONG:
+        raise InputError(
+            "prompt_tokens",
+            f"must be at least {pool_tokens / (MOST_LONG - 1):.0f} for pools of this size (`serve --kv-memory` makes "
+            f"smaller ones), is {options.prompt_tokens}: what is asked again would be found there",
+        )
+    return max(wanted, CROWD if "waiting" in (options.states or STATES) else 1)
 
 
 def _described(deployment: Deployment) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from headrace.cli.chaos.cell import Cell
+from headrace.cli.chaos.faults import FAULTS
 from headrace.cli.chaos.matrix import Run
 from headrace.cli.tables import aligned
 
@@ -18,6 +19,7 @@ def line(cell: Cell) -> str:
 def rendered(run: Run) -> str:
     told = [f"{run.deployment}; {run.num_left_out} requests without a right answer left out", ""]
     told += aligned([HEAD, *(_row(cell) for cell in run.cells)])
+    told += ["", *(f"{name}: {FAULTS[name].text}" for name in dict.fromkeys(cell.fault for cell in run.cells))]
     wrongs = [*(f"{cell.fault}, {cell.state}: {text}" for cell in run.cells for text in cell.wrongs), *run.wrongs]
     told += [
         "",
