@@ -94,6 +94,8 @@ WRONG = [
     ("decoder --max-stall-ms nan", "--max-stall-ms: must be a number of milliseconds, at most 600,000, is 'nan'"),
     ("prefiller --tpot-ms 50", "no such option: --tpot-ms"),
     ("prefiller --max-stall-ms 50", "no such option: --max-stall-ms"),
+    ("drain", "instance: must be given"),
+    ("role decoder-1", "role: must be given"),
 ]
 
 

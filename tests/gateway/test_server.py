@@ -14,10 +14,12 @@ from typing import Any
 
 import httpx2
 import pytest
-from http_front import a_front, make_intake
+from http_front import Front, a_front, make_intake
+from scripted_dispatch import Step
 from tiny_vocabulary import byte_level_tokenizer, write_model
 
 from headrace.errors import InputError
+from headrace.gateway.generation import Generation, Progress
 from headrace.gateway.listening import bind
 from headrace.gateway.options import GatewayOptions
 from headrace.gateway.server import MOST_HEAD_BYTES, make_server, run_gateway, take_all_descriptors, url_of
@@ -127,7 +129,7 @@ def test_who_sends_no_request_in_time_is_hung_up_on_and_nobody_else(
     body = b'{"model": "mill", "prompt": "x"}'
     asking = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
 
-    async def scenario(address: tuple[str, int]) -> None:
+    async def scenario(front: Front, address: tuple[str, int]) -> None:
         (silent, nothing), (slow, first), (kept, second), (waits, third) = [
             await asyncio.open_connection(*address) for _ in range(4)
         ]
@@ -152,7 +154,7 @@ def test_a_request_whose_head_never_ends_is_refused_and_a_long_body_is_none(mode
     body = json.dumps({"model": MODEL, "prompt": "x", "user": "y" * MOST_HEAD_BYTES}).encode()
     asking = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
 
-    async def scenario(address: tuple[str, int]) -> None:
+    async def scenario(front: Front, address: tuple[str, int]) -> None:
         (endless, first), (whole, second), (kept, third) = [await asyncio.open_connection(*address) for _ in range(3)]
         first.write(b"GET /v1/models HTTP/1.1\r\n")
         for _ in range(1 + MOST_HEAD_BYTES // 8000):
@@ -173,7 +175,67 @@ def test_a_request_whose_head_never_ends_is_refused_and_a_long_body_is_none(mode
     play(model_directory, scenario)
 
 
-def play(model_directory: Path, scenario: Callable[[tuple[str, int]], Coroutine[Any, Any, None]]) -> None:
+ENDLESS = b'{"model": "mill", "prompt": "x", "stream": true}'
+STREAM = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(ENDLESS), ENDLESS)
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
+TOO_LARGE = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n"
+
+
+@pytest.mark.parametrize("begun", [STREAM + b"GET / HTTP/1.1\r\n", CHUNKED], ids=["behind a stream", "trailers"])
+def test_headers_that_never_end_are_refused_wherever_they_come(model_directory: Path, begun: bytes) -> None:
+    async def scenario(front: Front, address: tuple[str, int]) -> None:
+        front.dispatch.script = without_end
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(begun)
+        await asyncio.sleep(0.05)  # so that nothing of it is read with what follows
+        for _ in range(1 + MOST_HEAD_BYTES // 8000):
+            writer.write(b"x: " + b"y" * 7995 + b"\r\n")
+        async with asyncio.timeout(5):
+            assert b"must be at most 65536 bytes" in await reader.read()
+        writer.close()
+
+    play(model_directory, scenario)
+
+
+def test_a_body_that_is_not_wanted_any_more_is_no_head(model_directory: Path) -> None:
+    async def scenario(front: Front, address: tuple[str, int]) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(TOO_LARGE)
+        async with asyncio.timeout(5):
+            assert b" 413 " in await reader.readuntil(b"}}")
+            writer.write(b"y" * 2 * MOST_HEAD_BYTES)  # as a client does that reads when it has sent
+            await writer.drain()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await reader.read(1)
+        writer.close()
+
+    play(model_directory, scenario)
+
+
+@pytest.mark.parametrize("num_behind", [1, 3])
+def test_a_client_that_leaves_with_requests_behind_the_one_that_runs_ends_that(
+    model_directory: Path, num_behind: int
+) -> None:
+    async def scenario(front: Front, address: tuple[str, int]) -> None:
+        front.dispatch.script = without_end
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(STREAM + num_behind * b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(5):
+            await reader.readuntil(b"data: ")
+            writer.transport.abort()
+            while not front.dispatch.aborted:
+                await asyncio.sleep(0.01)
+
+    play(model_directory, scenario)
+
+
+def without_end(_: Generation) -> Iterator[Step]:
+    yield Progress(token_ids=(65,))
+    yield asyncio.Event()
+
+
+def play(model_directory: Path, scenario: Callable[[Front, tuple[str, int]], Coroutine[Any, Any, None]]) -> None:
     """At the address of a server on a loop of its own."""
     with a_front(make_intake(model_directory)) as front, bind("127.0.0.1", 0) as listener:
         front.says("and the mill turned.")
@@ -181,7 +243,7 @@ def play(model_directory: Path, scenario: Callable[[tuple[str, int]], Coroutine[
 
         async def serve() -> None:
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            await scenario(listener.getsockname()[:2])
+            await scenario(front, listener.getsockname()[:2])
             server.should_exit = True
             await serving
 

@@ -46,14 +46,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _usage_error(error: typer.TyperException) -> int:
-    if error.message:  # else `headrace` alone: its help was shown
-        tell(_usage_text(error))
+    if text := _usage_text(error):  # else `headrace` alone: its help was shown
+        tell(text)
     return 2
 
 
 def _usage_text(error: typer.TyperException) -> str:
     if isinstance(error, typer.BadParameter) and error.param is not None:
-        return f"{error.param.opts[0]}: {error.message}"
+        return f"{error.param.opts[0]}: {error.message or 'must be given'}"  # without a message it is missing
     text = error.message[:1].lower() + error.message[1:].rstrip(".")
     nearest = getattr(error, "possibilities", None)  # of an unknown option, whose class typer keeps to itself
     return f"{text}; did you mean {' or '.join(nearest)}?" if nearest else text

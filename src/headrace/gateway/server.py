@@ -16,7 +16,8 @@ from collections.abc import Iterator
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.gateway.dispatch.dispatcher import Dispatcher
 from headrace.gateway.front.app import make_app
@@ -29,6 +30,7 @@ from headrace.gateway.options import GatewayOptions
 
 GRACE_S = 0.5  # after a signal, for answers that are nearly done
 MOST_HEAD_BYTES = 64 * 2**10
+MOST_READ_AHEAD = 8  # requests behind the one that runs; of more, the connection is not read
 HEAD_PATIENCE_S = 10.0  # for a request's head: who connects and says nothing holds a connection so long, not for ever
 CANCEL_S = 1  # from then on: a client that does not even read its error is cut off
 
@@ -96,36 +98,55 @@ class SignalFreeServer(uvicorn.Server):
 
 class PunctualProtocol(HttpToolsProtocol):
     """Hangs up on who does not send a request's head in time, or in MOST_HEAD_BYTES: uvicorn waits for ever for a
-    connection's first one, and for any that trickles in, and its parser takes any number of headers."""
+    connection's first one, and for any that trickles in, and its parser takes any number of headers, also behind a
+    request that runs, and as a body's trailers.
+
+    And tells a request that its client has left where others wait behind it on the connection (pipelining): uvicorn
+    tells the last one alone, and reads no more, so that it hears of no end either."""
 
     _head_due: asyncio.TimerHandle | None = None
-    _head_bytes = 0
+    _head_bytes = 0  # since the last head, or piece of a body, was whole
+    _running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
         super().data_received(data)
-        self._await_head(len(data))
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = 0
+        super().on_headers_complete()
+        if len(self.pipeline) <= MOST_READ_AHEAD:
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
         self._head_came()
 
-    def _await_head(self, num_bytes: int = 0) -> None:
-        """After so many more."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._head_came()
-            return
-        self._head_bytes += num_bytes
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _await_head(self) -> None:
         if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"A request's head must be at most {MOST_HEAD_BYTES} bytes.")
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_came()
         elif self._head_due is None:
             self._head_due = self.loop.call_later(HEAD_PATIENCE_S, self.transport.close)
 
     def _head_came(self) -> None:
-        self._head_bytes = 0
         if self._head_due is not None:
             self._head_due.cancel()
             self._head_due = None
