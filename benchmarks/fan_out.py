@@ -129,7 +129,7 @@ async def balance(running: Deployment, load: Load, num_requests: int) -> Balance
     after = await running.gauges()
 
     def grown(name: str, counter: str) -> float:
-        return after[name, counter] - before[name, counter]
+        return after[name, counter] - before.get((name, counter), 0.0)  # nothing may have been told yet
 
     return Balance(
         requests={name: requests[name] for name in DECODERS},
