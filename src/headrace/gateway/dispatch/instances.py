@@ -248,15 +248,18 @@ class Instances:
 
     def decoders(self) -> list[DecoderView]:
         """Those that take new requests, as the next two."""
-        return [decoder_view(instance) for instance in self.alive() if instance.decodes and instance.is_open]
+        return [decoder_view(instance) for instance in self._open_decoders()]
 
     def prefillers(self) -> list[PrefillerView]:
         return [_prefiller_view(instance) for instance in self.of_role("prefiller") if instance.is_open]
 
     def limits(self) -> Limits | None:
         """Of the decoder that holds the shortest sequences; None while there is none."""
-        limits = [instance.announce.limits for instance in self.alive() if instance.decodes and instance.is_open]
+        limits = (instance.announce.limits for instance in self._open_decoders())
         return min(limits, key=longest_sequence, default=None)
+
+    def _open_decoders(self) -> Iterator[Instance]:
+        return (instance for instance in self.alive() if instance.decodes and instance.is_open)
 
     def __repr__(self) -> str:
         alive = sum(1 for _ in self.alive())
