@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "bench": ("errors", "protocol"),
     "planner": (
-        *("errors", "protocol", "bench.workload", "bench.metrics"),
+        *("errors", "protocol", "bench.workload", "bench.records", "bench.metrics", "bench.verdict"),
         *("kvcache.layout", "kvcache.sharding", "messenger.plan"),
         *("engine.schedule", "gateway.route", "gateway.forecast", "gateway.admit", "model.shape"),
     ),
@@ -59,7 +59,7 @@ PURE = (
     *("kvcache.layout", "kvcache.sharding", "kvcache.prefix", "messenger.plan", "messenger.life"),
     *("engine.cost", "engine.schedule"),
     *("gateway.route", "gateway.forecast", "gateway.admit", "model.shape", "planner.simulate"),
-    *("deploy.check", "deploy.transfer"),
+    *("deploy.check", "deploy.transfer", "bench.workload", "bench.metrics"),
 )
 IMPURE = {"asyncio", "socket", "threading", "time", "os", "torch"}
 LIGHT_ROOMS = ("errors", "protocol", "gateway", "deploy", "bench", "planner")
