@@ -23,7 +23,7 @@ async def test_a_decoder_that_drains_ends_what_it_runs_and_is_given_nothing_more
         answer = await operator.dismiss(leaving.uuid)
         assert isinstance(answer, Leaves) and answer.successor is None
         assert (await leaving.hears(Drain)).successor is None
-        await until(lambda: len(around.dispatcher._exchange.instances.decoders()) == 1, "it is known to drain")
+        await until(lambda: len(around.dispatcher._exchange.instances.open_decoders()) == 1, "it is known to drain")
         assert (await operator.standings())[leaving.uuid] == "draining"
         for number in range(3):
             await is_answered(around.dispatcher, generation(f"after-{number}"))
@@ -45,7 +45,7 @@ async def test_a_prefiller_that_drains_keeps_its_leases_and_stays_named_until_it
         await until(lambda: bool(prefiller.used), "its lease is used")
         assert isinstance(await operator.dismiss(prefiller.uuid), Leaves)
         await prefiller.hears(Drain)
-        await until(lambda: around.dispatcher._exchange.instances.prefillers() == [], "it is known to drain")
+        await until(lambda: around.dispatcher._exchange.instances.open_prefillers() == [], "it is known to drain")
         decoder.is_stalled = False
         await asked
         await is_answered(around.dispatcher, generation("local"))
@@ -128,11 +128,11 @@ async def test_what_cannot_be_done_is_refused_with_the_reason(tmp_path: Path) ->
         ):
             assert isinstance(refused, Refused) and refused.field == field and text in refused.text
         assert isinstance(await operator.dismiss(grouped.uuid), Leaves)
-        await until(lambda: len(around.dispatcher._exchange.instances.decoders()) == 1)
+        await until(lambda: len(around.dispatcher._exchange.instances.open_decoders()) == 1)
         assert isinstance(await operator.dismiss(grouped.uuid), Leaves), "it was told already"
         leaving = await operator.dismiss(around.prefiller.uuid)
         assert isinstance(leaving, Leaves)
-        await until(lambda: around.dispatcher._exchange.instances.prefillers() == [])
+        await until(lambda: around.dispatcher._exchange.instances.open_prefillers() == [])
         refused = await operator.dismiss(around.prefiller.uuid, "decoder")
         assert isinstance(refused, Refused) and "must not be leaving" in refused.text
         assert not around.decoder.all_heard(Drain) and len(grouped.all_heard(Drain)) == 1

@@ -6,8 +6,18 @@ import msgspec
 import pytest
 from scripted_instance import LIMITS, MODEL, announce, status
 
-from headrace.gateway.dispatch.instances import Came, Drains, Instances, Left, Stranger, TurnedAway
+from headrace.gateway.dispatch.instances import (
+    Came,
+    Drains,
+    Instances,
+    Left,
+    Stranger,
+    TurnedAway,
+    decoder_view,
+    prefiller_view,
+)
 from headrace.gateway.options import Timings
+from headrace.gateway.route import DecoderView, PrefillerView
 from headrace.protocol.control import CONTROL_VERSION, Decoding, Goodbye, Limits, NoRoom, Role
 
 P1, P2, D1, D2 = ("1" * 32, "2" * 32, "d" * 32, "e" * 32)
@@ -24,6 +34,14 @@ def here(instances: Instances, *who: tuple[Role, str], now: float = 0.0) -> None
         assert isinstance(came, Came)
 
 
+def decoders(instances: Instances) -> list[DecoderView]:
+    return [decoder_view(instance) for instance in instances.open_decoders()]
+
+
+def prefillers(instances: Instances) -> list[PrefillerView]:
+    return [prefiller_view(instance) for instance in instances.open_prefillers()]
+
+
 def told(changes: list[object]) -> list[tuple[str, str]]:
     """Kinds and reasons."""
     return [(type(change).__name__, getattr(change, "reason", "")) for change in changes]
@@ -33,15 +51,15 @@ def test_an_instance_that_announces_itself_is_here_and_again_is_no_news() -> Non
     instances = table()
     here(instances, ("prefiller", P1), ("decoder", D1))
     assert instances.take(announce("prefiller", P1), 1.0) == []
-    assert [view.uuid for view in instances.prefillers()] == [P1]
-    assert [view.uuid for view in instances.decoders()] == [D1]
+    assert [view.uuid for view in prefillers(instances)] == [P1]
+    assert [view.uuid for view in decoders(instances)] == [D1]
 
 
 def test_colocated_instances_are_decoders() -> None:
     instances = table()
     here(instances, ("colocated", D1))
-    assert instances.prefillers() == []
-    assert [view.is_colocated for view in instances.decoders()] == [True]
+    assert prefillers(instances) == []
+    assert [view.is_colocated for view in decoders(instances)] == [True]
 
 
 def test_a_changed_announcement_is_a_new_instance() -> None:
@@ -69,7 +87,7 @@ def test_one_that_differs_is_turned_away_and_told_of_once(changes: dict[str, obj
     other = announce("decoder", D2, **changes)
     assert told(instances.take(other, 0.0)) == [("TurnedAway", reason)]
     assert instances.take(other, 0.5) == [] and instances.take(status(D2), 1.0) == []
-    assert instances.get(D2) is None and len(instances.decoders()) == 1
+    assert instances.get(D2) is None and len(decoders(instances)) == 1
 
 
 def test_one_that_was_turned_away_is_let_in_when_those_from_whom_it_differs_have_left() -> None:
@@ -132,16 +150,16 @@ def test_what_was_given_counts_until_the_next_status() -> None:
     instances.take(status(D1, num_free_pages=20, num_running=2), 0.0)
     instances.placed(D1, 5)
     instances.given(P1, 300, "interactive")
-    (decoder,), (prefiller,) = instances.decoders(), instances.prefillers()
+    (decoder,), (prefiller,) = decoders(instances), prefillers(instances)
     assert (decoder.num_free_pages, decoder.num_running, prefiller.num_queued_tokens) == (15, 3, 300)
     instances.ended(D1, 5)
     instances.ended(D1, 5)  # one that was in its last Status
-    (decoder,) = instances.decoders()
+    (decoder,) = decoders(instances)
     assert (decoder.num_free_pages, decoder.num_running) == (25, 1)
     instances.take(status(D1, num_free_pages=64, num_running=0), 0.5)
     instances.take(status(P1, num_queued_tokens=7), 0.5)
     instances.ended(D1, 5)
-    (decoder,), (prefiller,) = instances.decoders(), instances.prefillers()
+    (decoder,), (prefiller,) = decoders(instances), prefillers(instances)
     assert (decoder.num_free_pages, decoder.num_running, prefiller.num_queued_tokens) == (64, 0, 7)
 
 
@@ -154,7 +172,7 @@ def test_what_was_given_counts_in_its_tier_and_in_the_pace() -> None:
     instances.placed(D1, 5)
     instances.given(P1, 300, "flex")
     instances.given(P1, 20, "interactive")
-    (decoder,), (prefiller,) = instances.decoders(), instances.prefillers()
+    (decoder,), (prefiller,) = decoders(instances), prefillers(instances)
     assert (decoder.num_queued_tokens, decoder.num_background_tokens) == (50, 40)
     assert decoder.decoding == msgspec.structs.replace(load, num_rows=3, num_keys=180)
     assert (prefiller.num_queued_tokens, prefiller.num_background_tokens) == (820, 700)
@@ -163,7 +181,7 @@ def test_what_was_given_counts_in_its_tier_and_in_the_pace() -> None:
 def test_before_its_first_status_everything_is_free() -> None:
     instances = table()
     here(instances, ("decoder", D1))
-    (decoder,) = instances.decoders()
+    (decoder,) = decoders(instances)
     assert (decoder.num_free_pages, decoder.num_running) == (64, 0)
 
 
@@ -202,7 +220,7 @@ def test_one_that_drains_is_here_and_is_given_nothing_until_it_leaves() -> None:
     assert isinstance(drains, Drains) and drains.instance.uuid == D1
     assert instances.take(status(D1, is_draining=True), 1.5) == []
     instances.take(status(P1, is_draining=True), 1.5)
-    assert instances.decoders() == [] and instances.prefillers() == [] and instances.limits() is None
+    assert decoders(instances) == [] and prefillers(instances) == [] and instances.limits() is None
     assert {instance.uuid for instance in instances.alive()} == {D1, P1}
     assert told(instances.take(Goodbye(sender=D1), 2.0)) == [("Left", "it said goodbye")]
 
@@ -216,4 +234,4 @@ def test_one_that_drains_and_is_silent_for_a_while_is_given_nothing_when_it_is_b
         instances.expire(now)
     assert instances.get(D1) is None
     assert told(instances.take(status(D1, is_draining=True), 3.0)) == [("Came", "")]
-    assert instances.decoders() == [] and instances.get(D1) is not None
+    assert decoders(instances) == [] and instances.get(D1) is not None

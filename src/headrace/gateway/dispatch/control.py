@@ -103,12 +103,13 @@ class ControlSocket:
         return [message for identity, *parts in taken if (message := self._checked(identity, parts)) is not None]
 
     def _take(self) -> list[list[bytes]]:
+        """Asked for first: the error of one that is not there costs as much as ten that are."""
         taken: list[list[bytes]] = []
-        try:
-            while len(taken) < MOST_AT_ONCE:
-                taken.append(self._take_one())
-        except zmq.Again:
-            self._has_news = False
+        while len(taken) < MOST_AT_ONCE:
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
+                self._has_news = False
+                break
+            taken.append(self._take_one())
         return taken
 
     def _take_one(self) -> list[bytes]:

@@ -213,7 +213,7 @@ class Exchange:
             self._tell_prefillers(*self.instances.of_role("decoder"))
 
     def _look_for_decoders(self) -> None:
-        if self.instances.decoders():
+        if self.instances.open_decoders():
             self.no_decoder_since = None
         elif self.no_decoder_since is None:
             self.no_decoder_since = self._now

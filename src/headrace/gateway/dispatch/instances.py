@@ -9,7 +9,7 @@ Owned by the gateway's loop; every call takes `now`, and tells what changed. The
     Goodbye         forgotten at once
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -125,6 +125,7 @@ class Instances:
         self._timings = timings
         self._known: dict[Uuid, Instance] = {}
         self._looked_at: float | None = None
+        self._open: list[Instance] | None = None  # decoders that take requests, until somebody comes or goes
 
     # ---- what is heard -----------------------------------------------------------------------------------------
 
@@ -142,6 +143,7 @@ class Instances:
         was_open = instance.is_open
         if isinstance(message, Status):
             instance.stands(message)
+            self._open = None  # it may drain, or drain no more
         changes = self._let_in(instance)
         return [*changes, Drains(instance)] if was_open and instance.is_draining else changes
 
@@ -160,6 +162,7 @@ class Instances:
         former, instance.refusal = instance.refusal, self._difference(instance.announce)
         if instance.refusal is None:
             instance.is_alive = True
+            self._open = None
             return [Came(instance)]
         return [] if instance.refusal == former else [TurnedAway(instance, instance.refusal)]
 
@@ -187,6 +190,7 @@ class Instances:
         # How it stood says nothing about how it comes back: it will have aborted everything.
         instance.is_alive = False
         instance.stands(None)
+        self._open = None
         return [Left(instance, reason)]
 
     def expire(self, now: float) -> list[Change]:
@@ -246,27 +250,28 @@ class Instances:
     def of_role(self, *roles: Role) -> list[Instance]:
         return [instance for instance in self.alive() if instance.announce.role in roles]
 
-    def decoders(self) -> list[DecoderView]:
-        """Those that take new requests, as the next two."""
-        return [decoder_view(instance) for instance in self._open_decoders()]
+    def open_decoders(self) -> Sequence[Instance]:
+        """Those that take new requests, as the next one's. Looked for when somebody has come or gone: limits alone are
+        asked for three times a request."""
+        if self._open is None:
+            self._open = [instance for instance in self.alive() if instance.decodes and instance.is_open]
+        return self._open
 
-    def prefillers(self) -> list[PrefillerView]:
-        return [_prefiller_view(instance) for instance in self.of_role("prefiller") if instance.is_open]
+    def open_prefillers(self) -> list[Instance]:
+        return [instance for instance in self.of_role("prefiller") if instance.is_open]
 
     def limits(self) -> Limits | None:
         """Of the decoder that holds the shortest sequences; None while there is none."""
-        limits = (instance.announce.limits for instance in self._open_decoders())
+        limits = (instance.announce.limits for instance in self.open_decoders())
         return min(limits, key=longest_sequence, default=None)
-
-    def _open_decoders(self) -> Iterator[Instance]:
-        return (instance for instance in self.alive() if instance.decodes and instance.is_open)
 
     def __repr__(self) -> str:
         alive = sum(1 for _ in self.alive())
         return f"Instances({alive} alive, {len(self._known) - alive} absent or refused)"
 
 
-def decoder_view(instance: Instance) -> DecoderView:
+def decoder_view(instance: Instance, *, cached_tokens: int = 0, hand_over_s: float = 0.0) -> DecoderView:
+    """Of a prompt of which it has so many tokens."""
     limits, status = instance.announce.limits, instance.status
     num_pages = limits.pool_tokens // limits.page_size
     free = num_pages if status is None else status.num_free_pages
@@ -280,17 +285,21 @@ def decoder_view(instance: Instance) -> DecoderView:
         max_running=limits.max_running,
         num_queued_tokens=_num_queued_tokens(instance, *TIERS),
         num_background_tokens=_num_queued_tokens(instance, "flex"),
+        cached_tokens=cached_tokens,
         prefilling=None if status is None else status.prefilling,
         decoding=_decoding(instance),
+        hand_over_s=hand_over_s,
     )
 
 
-def _prefiller_view(instance: Instance) -> PrefillerView:
+def prefiller_view(instance: Instance, *, cached_tokens: int = 0) -> PrefillerView:
+    """The same."""
     return PrefillerView(
         uuid=instance.uuid,
         num_queued_tokens=_num_queued_tokens(instance, *TIERS),
         num_background_tokens=_num_queued_tokens(instance, "flex"),
         max_tokens=longest_sequence(instance.announce.limits),
+        cached_tokens=cached_tokens,
         prefilling=None if instance.status is None else instance.status.prefilling,
     )
 

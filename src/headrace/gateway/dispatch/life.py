@@ -13,7 +13,6 @@ gives it back without waiting: so it may be closed or cancelled at any moment.
 import logging
 import re
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from math import inf
 
 from headrace.errors import HeadraceError, InputError, ProtocolFault
@@ -28,7 +27,7 @@ from headrace.gateway.dispatch.metrics import GatewayMetrics, Outcome
 from headrace.gateway.dispatch.patience import Patience
 from headrace.gateway.dispatch.placing import RETRY_AFTER_S, Placing
 from headrace.gateway.generation import FinishReason, Generation, GenerationFailed, Overloaded, Progress
-from headrace.protocol.control import decode_from_gateway, encode_control
+from headrace.protocol.control import Generate, decode_from_gateway, encode_control
 from headrace.protocol.messages import MOST_REMAINING_S
 
 _log = logging.getLogger(__name__)
@@ -225,15 +224,20 @@ class Life:
 
 def _require_sendable(generation: Generation, request_id: str) -> None:
     """Raises InputError naming what an instance would refuse to read. The prompt was looked at before."""
-    sample = Errand(
+    sample = Generate(
+        sender="0" * 32,
         request_id=request_id,
-        generation=replace(generation, token_ids=(0,)),
         token_ids=(0,),
+        num_prompt_tokens=1,
         max_tokens=1,
-        deadline=0.0,
+        sampling=generation.sampling,
+        stop_token_ids=generation.stop_token_ids,
+        prefill=None,
+        tier=generation.tier,
+        remaining_s=0.0,
     )
     try:
-        decode_from_gateway(encode_control(sample.generate("0" * 32, None, 0.0)))
+        decode_from_gateway(encode_control(sample))
     except (ProtocolFault, OverflowError, UnicodeEncodeError) as fault:
         field = re.search(r"`\$\.(?:sampling\.)?(\w+)", str(fault))
         raise InputError("request" if field is None else field[1], str(fault)) from fault

@@ -47,15 +47,19 @@ class GatewayMetrics:
             ["kind"],
             registry=self._registry,
         )
-        # Of every token: not looked up anew for each.
+        # Children are kept: to look one up takes longer than to count.
         self._completion_tokens = self._tokens.labels("completion")
+        self._prompt_tokens, self._cached_tokens = self._tokens.labels("prompt"), self._tokens.labels("cached")
         self._ttft = self._histogram("ttft", "Admission to first token", REQUEST_BUCKETS_S, ["tier"])
         self._itl = self._histogram("itl", "Between two arrivals of tokens", TOKEN_BUCKETS_S, ["tier"])
         self._itl_of = {tier: self._itl.labels(tier) for tier in TIERS}
         self._tpot = self._histogram(
             "tpot", "Mean time of a request's tokens after its first", TOKEN_BUCKETS_S, ["tier"]
         )
+        self._ttft_of = {tier: self._ttft.labels(tier) for tier in TIERS}
+        self._tpot_of = {tier: self._tpot.labels(tier) for tier in TIERS}
         self._queue = self._histogram("queue", "Admission to acceptance by a decoder", REQUEST_BUCKETS_S, ["tier"])
+        self._queue_of = {tier: self._queue.labels(tier) for tier in TIERS}
         self._prefill = self._histogram("prefill", "First chunk's begin to last chunk's end", REQUEST_BUCKETS_S)
         self._exposed = self._histogram("exposed_transfer", "What KV transfer added to TTFT", TOKEN_BUCKETS_S)
         self._predicted = Counter(
@@ -64,24 +68,22 @@ class GatewayMetrics:
             ["term"],
             registry=self._registry,
         )
-        self._prediction_error = self._histogram(
+        self._predicted_of = {term: self._predicted.labels(term) for term in Price().terms}
+        self._prediction_error = self._error(
             "ttft_prediction_error",
             "How far the first token was from when routing had predicted it",
             REQUEST_BUCKETS_S,
-            ["came"],
         )
 
-        self._expectation_error = self._histogram(
+        self._expectation_error = self._error(
             "admission_ttft_prediction_error",
             "The same of requests with a budget, when they were let in",
             REQUEST_BUCKETS_S,
-            ["came"],
         )
-        self._tpot_error = self._histogram(
+        self._tpot_error = self._error(
             "tpot_prediction_error",
             "How far the mean time of a request's tokens was from what its routing had predicted",
             TOKEN_BUCKETS_S,
-            ["came"],
         )
         self._budgets = Counter(
             "headrace_budgets",
@@ -96,6 +98,9 @@ class GatewayMetrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float], labels: Iterable[str] = ()) -> Histogram:
         return Histogram(f"headrace_{name}_seconds", text, labels, buckets=buckets, registry=self._registry)
 
+    def _error(self, name: str, text: str, buckets: Sequence[float]) -> "PredictionError":
+        return PredictionError(self._histogram(name, text, buckets, ["came"]))
+
     def expose(self, dispatcher: Exposed) -> None:
         """Its state is part of what `render` shows. Once."""
         self._registry.register(_State(dispatcher))
@@ -107,25 +112,25 @@ class GatewayMetrics:
     # ---- what happens ------------------------------------------------------------------------------------------
 
     def placed(self, tier: Tier, queue_s: float) -> None:
-        self._queue.labels(tier).observe(queue_s)
+        self._queue_of[tier].observe(queue_s)
 
     def first_tokens(self, tier: Tier, ttft_s: float, num_tokens: int, *, prompt_tokens: int) -> None:
-        self._ttft.labels(tier).observe(ttft_s)
-        self._tokens.labels("prompt").inc(prompt_tokens)
+        self._ttft_of[tier].observe(ttft_s)
+        self._prompt_tokens.inc(prompt_tokens)
         self._completion_tokens.inc(num_tokens)
 
     def predicted(self, price: Price, ttft_s: float) -> None:
         """The first token came so long after its routing."""
         for term, seconds in price.terms.items():
-            self._predicted.labels(term).inc(seconds)
-        _observe_error(self._prediction_error, price.ttft_s, ttft_s)
+            self._predicted_of[term].inc(seconds)
+        self._prediction_error.observe(price.ttft_s, ttft_s)
 
     def expected(self, predicted_s: float, ttft_s: float) -> None:
         """The first token came so long after its request was let in."""
-        _observe_error(self._expectation_error, predicted_s, ttft_s)
+        self._expectation_error.observe(predicted_s, ttft_s)
 
     def predicted_tpot(self, predicted_s: float, tpot_s: float) -> None:
-        _observe_error(self._tpot_error, predicted_s, tpot_s)
+        self._tpot_error.observe(predicted_s, tpot_s)
 
     def compared(self, latency: Latency, tier: Tier, *, is_kept: bool) -> None:
         """With its budget. A request that failed before its first token has missed that."""
@@ -145,11 +150,11 @@ class GatewayMetrics:
         """`tpot_s` is known of every request that had two tokens, however it ended: a stop string's is no worse."""
         self._requests.labels(outcome, tier).inc()
         if tpot_s is not None:
-            self._tpot.labels(tier).observe(tpot_s)
+            self._tpot_of[tier].observe(tpot_s)
 
     def finished(self, *, cached_tokens: int, prefill_s: float | None, exposed_transfer_s: float | None) -> None:
         """What the decoder tells with its last word."""
-        self._tokens.labels("cached").inc(cached_tokens)
+        self._cached_tokens.inc(cached_tokens)
         if prefill_s is not None:
             self._prefill.observe(prefill_s)
         if exposed_transfer_s is not None:
@@ -173,9 +178,15 @@ class _State(Collector):
         yield from _passed_through(instances)
 
 
-def _observe_error(histogram: Histogram, predicted_s: float, seconds: float) -> None:
-    came = "later" if seconds >= predicted_s else "sooner"
-    histogram.labels(came).observe(abs(seconds - predicted_s))
+class PredictionError:
+    """How far off, and to which side."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._later, self._sooner = histogram.labels("later"), histogram.labels("sooner")
+
+    def observe(self, predicted_s: float, seconds: float) -> None:
+        came = self._later if seconds >= predicted_s else self._sooner
+        came.observe(abs(seconds - predicted_s))
 
 
 Label = TypeVar("Label", bound=str)

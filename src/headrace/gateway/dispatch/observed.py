@@ -16,12 +16,12 @@ pair that is suspected: once is an accident, after repeats other ways are taken 
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median_low
 
 from headrace.gateway.dispatch.affinity import Affinity, Prompt
 from headrace.gateway.dispatch.attempt import Attempt, RequestMessage
-from headrace.gateway.dispatch.instances import Instance, Instances, decoder_view
+from headrace.gateway.dispatch.instances import Instance, Instances, decoder_view, prefiller_view
 from headrace.gateway.route import UNMEASURED, DecoderView, Pair, PrefillerView, TransferCost
 from headrace.kvcache.prefix import num_whole_pages
 from headrace.protocol.control import Accepted, Finished, Tokens
@@ -158,20 +158,19 @@ class Observed:
 
     def decoders(self, prompt: Prompt) -> list[DecoderView]:
         """As they stand, and what each of them has of this prompt."""
-        return [self._known_of(view, prompt) for view in self._instances.decoders()]
+        return [self.decoder(instance, prompt) for instance in self._instances.open_decoders()]
 
     def decoder(self, instance: Instance, prompt: Prompt) -> DecoderView:
         """The same of one of them, which may be draining."""
-        return self._known_of(decoder_view(instance), prompt)
-
-    def _known_of(self, view: DecoderView, prompt: Prompt) -> DecoderView:
-        hand_over_s = 0.0 if view.is_colocated else self._hand_over_s or 0.0
-        return replace(view, cached_tokens=self.cached_tokens(view.uuid, prompt), hand_over_s=hand_over_s)
+        hand_over_s = 0.0 if instance.announce.role == "colocated" else self._hand_over_s or 0.0
+        return decoder_view(instance, cached_tokens=self._num_cached(instance, prompt), hand_over_s=hand_over_s)
 
     def prefillers(self, prompt: Prompt) -> list[PrefillerView]:
         """The same."""
-        views = self._instances.prefillers()
-        return [replace(view, cached_tokens=self.cached_tokens(view.uuid, prompt)) for view in views]
+        return [
+            prefiller_view(instance, cached_tokens=self._num_cached(instance, prompt))
+            for instance in self._instances.open_prefillers()
+        ]
 
     def transfers(self, now: float) -> dict[Pair, TransferCost]:
         """Of the pairs that are known, or suspected."""
@@ -181,9 +180,11 @@ class Observed:
     def cached_tokens(self, uuid: Uuid, prompt: Prompt) -> int:
         """That it should have of this prompt."""
         instance = self._instances.get(uuid)
-        if instance is None:
-            return 0
-        return self.affinity.num_found(uuid, _hashes(instance, prompt)) * instance.announce.limits.page_size
+        return 0 if instance is None else self._num_cached(instance, prompt)
+
+    def _num_cached(self, instance: Instance, prompt: Prompt) -> int:
+        num_pages = self.affinity.num_found(instance.uuid, _hashes(instance, prompt))
+        return num_pages * instance.announce.limits.page_size
 
     def __repr__(self) -> str:
         return f"Observed({self.affinity!r}, {len(self._transfers)} pairs)"

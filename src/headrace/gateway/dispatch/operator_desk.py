@@ -78,7 +78,7 @@ class OperatorDesk:
                 return "instance", f"must be one group of ranks as a prefiller is, {instance} has {told.dp}"
             if instance.is_draining:
                 return "instance", f"must not be leaving, {instance} is"
-        others = [view for view in self._exchange.instances.decoders() if view.uuid != instance.uuid]
+        others = [other for other in self._exchange.instances.open_decoders() if other.uuid != instance.uuid]
         if instance.decodes and not others and not message.is_forced:
             return "force", f"must be given for {instance}: without it no request can be served"
         return None

@@ -6,7 +6,7 @@ fails, the others are aborted: an answer is whole or it is an error.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from headrace.gateway.budgets import Terms
 from headrace.gateway.front.openai_requests import SharedFields
 from headrace.gateway.front.text import ChoiceText
 from headrace.gateway.front.vocabulary import Vocabulary
-from headrace.gateway.generation import Dispatch, FinishReason, Generation, GenerationFailed, Progress
+from headrace.gateway.generation import Dispatch, FinishReason, Generation, GenerationFailed
 from headrace.protocol.control import Sampling
 
 
@@ -140,37 +140,31 @@ async def run_choices(choices: Sequence[Choice], dispatch: Dispatch, vocabulary:
 
 
 async def run_choice(choice: Choice, dispatch: Dispatch, vocabulary: Vocabulary, tell: Tell) -> Spent:
-    """Tells a Delta for every Progress. At a stop string the generation is aborted before anything else."""
+    """Tells a Delta for every Progress. At a stop string the generation is aborted before anything else. What the
+    dispatch side finds wrong is told in the client's words."""
     text = ChoiceText(vocabulary, choice.stops)
-    async with aclosing(_progress(choice, dispatch)) as stream:
-        async for progress in stream:
-            num_before = text.num_tokens
-            piece, finish_reason = text.push(progress.token_ids), progress.finish_reason
-            token_ids = progress.token_ids[: text.num_tokens - num_before]
-            if finish_reason is not None:
-                piece += text.flush()
-            if text.stopped or finish_reason is not None:
-                break
-            await tell(Delta(index=choice.index, text=piece, token_ids=token_ids))
-        else:
-            raise GenerationFailed("its stream ended without a reason")
+    try:
+        async with aclosing(dispatch.generate(choice.generation)) as stream:
+            async for progress in stream:
+                num_before = text.num_tokens
+                piece, finish_reason = text.push(progress.token_ids), progress.finish_reason
+                token_ids = progress.token_ids[: text.num_tokens - num_before]
+                if finish_reason is not None:
+                    piece += text.flush()
+                if text.stopped or finish_reason is not None:
+                    break
+                await tell(Delta(index=choice.index, text=piece, token_ids=token_ids))
+            else:
+                raise GenerationFailed("its stream ended without a reason")
+    except InputError as error:
+        said = str(error).removeprefix(f"{error.field}: ")
+        raise InputError(choice.fields.get(error.field, error.field), said) from error
     last: FinishReason | None = "stop" if text.stopped else finish_reason
     await tell(Delta(index=choice.index, text=piece, token_ids=token_ids, finish_reason=last))
     return Spent(
         num_tokens=text.num_tokens if text.stopped else progress.num_tokens,
         cached_tokens=progress.cached_tokens,
     )
-
-
-async def _progress(choice: Choice, dispatch: Dispatch) -> AsyncGenerator[Progress, None]:
-    """The generation's, with errors in the client's words. Closed, it has closed the generation."""
-    async with aclosing(dispatch.generate(choice.generation)) as stream:
-        try:
-            async for progress in stream:
-                yield progress
-        except InputError as error:
-            text = str(error).removeprefix(f"{error.field}: ")
-            raise InputError(choice.fields.get(error.field, error.field), text) from error
 
 
 def _usage(choices: Sequence[Choice], spent: Sequence[Spent]) -> Usage:
