@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
 from scripted_instance import MODEL, ScriptedDecoder, ScriptedPrefiller, tokens_after, until
 
 from headrace.gateway.budgets import NO_TIERS, Tiers

@@ -1,11 +1,11 @@
 """What is predicted of a request, and which decoders keep what was promised: rule by rule, then over any fleet."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.gateway.forecast import (
     NOBODY,

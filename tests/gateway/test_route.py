@@ -1,10 +1,9 @@
 """Who decodes and who prefills: the rules one by one, then properties over random fleets."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.gateway.route import (
     ASSUMED,

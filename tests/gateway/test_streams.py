@@ -1,9 +1,8 @@
 """What is promised at a decoder, by this gateway's streams and by what it tells, and how long a stream stays."""
 
-from dataclasses import replace
-
 import pytest
 from gateway_fleet import generation
+from msgspec.structs import replace
 
 from headrace.gateway.budgets import NO_TIERS, Budget, Tiers
 from headrace.gateway.dispatch.streams import Streams

@@ -10,7 +10,9 @@ alone asks for must be there when it comes, or others would wait behind it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from headrace.errors import InputError
 from headrace.gateway.budgets import TPOT_HEADER, TTFT_HEADER, Budget
@@ -24,8 +26,7 @@ LEAST_RETRY_S = 1.0
 MOST_RETRY_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of its tier that wait for a lease or for pages. `placed_at`: when the last ones of any tier stopped
     waiting, oldest first."""
 

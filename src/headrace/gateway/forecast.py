@@ -12,10 +12,10 @@ The time of a further token is that of a decode step with all who run at a decod
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from math import inf
 
 import msgspec
+from msgspec.structs import replace
 
 from headrace.gateway.route import (
     NOTHING_MEASURED,
@@ -33,20 +33,18 @@ ANY_PAGES = 2**40
 """More than a request wants."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """As it stands for one request. `stay_s`: how long a request is at its decoder, on average. `tpot_s`: what all of
     its tier are promised, so that a decoder has no room for one that would break it."""
 
     decoders: Sequence[DecoderView]
     prefillers: Sequence[PrefillerView]
-    transfers: Mapping[Pair, TransferCost] = field(default_factory=lambda: NOTHING_MEASURED)
+    transfers: Mapping[Pair, TransferCost] = msgspec.field(default_factory=lambda: NOTHING_MEASURED)
     stay_s: float | None = None
     tpot_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
+class Ahead(msgspec.Struct, frozen=True, kw_only=True):
     """Who is before a request in the gateway's line."""
 
     num_requests: int = 0
@@ -56,16 +54,14 @@ class Ahead:
 NOBODY = Ahead()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; None: not to be told."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class Promise(msgspec.Struct, frozen=True, kw_only=True):
     """To interactive requests at a decoder. `has_budget`: any at all, for which one that comes must find room.
     `is_due`: one of them is there now."""
 
@@ -149,7 +145,7 @@ def _num_in_time(view: DecoderView, num_tokens: int, tpot_s: float | None) -> fl
 def _idle_decoder(view: DecoderView) -> DecoderView:
     told = view.decoding
     if told is not None:
-        told = msgspec.structs.replace(told, num_rows=0, num_keys=0, num_interactive=0)
+        told = replace(told, num_rows=0, num_keys=0, num_interactive=0)
     return replace(
         view, num_free_pages=ANY_PAGES, num_running=0, num_queued_tokens=0, num_background_tokens=0, decoding=told
     )

@@ -5,8 +5,9 @@ abort: everything the request holds anywhere is freed.
 """
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.gateway.budgets import NO_BUDGET, Budget
@@ -17,8 +18,7 @@ FinishReason = Literal["stop", "length"]
 Latency = Literal["ttft", "tpot"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of one prompt. max_tokens None: as many as fit."""
 
     request_id: str
@@ -31,8 +31,7 @@ class Generation:
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The next tokens, and with the last of them how it ended."""
 
     token_ids: tuple[int, ...]

@@ -16,8 +16,9 @@ it has measured.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
+
+import msgspec
 
 from headrace.kvcache.layout import num_pages_for
 from headrace.protocol.control import Decoding, Prefilling
@@ -35,8 +36,7 @@ UNFELT_SHARE = 0.1
 """Differences in price, between decoders, that are noise: nobody feels them, and predictions are no better."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderView:
+class DecoderView(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder or colocated instance that is alive. `cached_tokens`: of this prompt, that it has. `prefilling`: how
     fast it would prefill beside what it runs, at rate 0 where that breaks its budget; `decoding`: what its steps take,
     None of either: not measured yet. `hand_over_s`: from the prompt's last byte to its first token."""
@@ -55,8 +55,7 @@ class DecoderView:
     hand_over_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillerView:
+class PrefillerView(msgspec.Struct, frozen=True, kw_only=True):
     """A prefiller that is alive. `max_tokens` is the longest prompt that it could hold; the rest as of a decoder."""
 
     uuid: Uuid
@@ -67,8 +66,7 @@ class PrefillerView:
     prefilling: Prefilling | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TransferCost:
+class TransferCost(msgspec.Struct, frozen=True):
     """What the transfer of a prompt's KV adds after its prefill, between two instances: seconds of each, and of each
     token that travels. Of a link that keeps pace with the prefill hardly anything."""
 
@@ -88,8 +86,7 @@ UNMEASURED = TransferCost()
 NOTHING_MEASURED: Mapping[Pair, TransferCost] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """`num_tokens` is everything known: the prompt, and what was generated before. `max_tokens` more may come."""
 
     num_tokens: int
@@ -102,8 +99,7 @@ class Wanted:
         return self.num_tokens - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class Price(msgspec.Struct, frozen=True, kw_only=True):
     """Of one way, in seconds. `stall_s` is what others lose by it; the rest is the request's time to first token."""
 
     wait_s: float = 0.0
@@ -136,8 +132,7 @@ class Price:
         return ", ".join(f"{name.replace('_', '-')} {seconds * 1e3:.1f} ms" for name, seconds in parts.items())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(msgspec.Struct, frozen=True, kw_only=True):
     """`prefiller` None: the decoder prefills by itself."""
 
     decoder: Uuid
@@ -183,8 +178,7 @@ def num_pages_wanted(wanted: Wanted, page_size: int) -> int:
     return num_pages_for(wanted.num_tokens + min(wanted.max_tokens, GROWTH_TOKENS), page_size)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prices:
+class _Prices(msgspec.Struct, frozen=True):
     """Of one request's ways."""
 
     wanted: Wanted

@@ -12,8 +12,9 @@ A resumed request is a new attempt under a new id, so that nothing said about th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from headrace.gateway.dispatch.affinity import Prompt
 from headrace.gateway.dispatch.errand import Errand
@@ -46,8 +47,7 @@ class State(Enum):
     OVER = "over"
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """New tokens, and when."""
 
     at: float

@@ -1,6 +1,6 @@
 """What one attempt is to generate, and how prefillers and decoders are asked for it. Plain data."""
 
-from dataclasses import dataclass
+import msgspec
 
 from headrace.gateway.generation import Generation
 from headrace.gateway.route import Wanted
@@ -8,8 +8,7 @@ from headrace.protocol.control import Generate, PrefillFrom, Reserve
 from headrace.protocol.messages import MOST_REMAINING_S, Uuid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class Errand(msgspec.Struct, frozen=True, kw_only=True):
     """`token_ids`: the prompt, and what came of it in earlier attempts. `max_tokens` more may come, until `deadline`
     of the gateway's clock."""
 

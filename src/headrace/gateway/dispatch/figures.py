@@ -8,6 +8,8 @@ import logging
 from dataclasses import dataclass
 from math import inf
 
+import msgspec
+
 from headrace.gateway.dispatch.attempt import Arrived, Attempt
 from headrace.gateway.dispatch.metrics import GatewayMetrics, Outcome
 from headrace.gateway.dispatch.placing import Predicted
@@ -18,8 +20,7 @@ from headrace.protocol.control import Finished, Prefilled
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waterfall:
+class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; None where it did not come to that, or is not known."""
 
     queue_s: float | None = None  # admission until a decoder had accepted it, lease and all

@@ -11,9 +11,11 @@ is late with an answer is asked by nobody until it is heard of again, and those 
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from headrace.errors import InputError
 from headrace.gateway.dispatch.attempt import Attempt, State
@@ -30,8 +32,7 @@ RETRY_AFTER_S = 2.0
 """Told where no decoder is here: one that is restarted takes some seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     """What routing expected, and when."""
 
     at: float

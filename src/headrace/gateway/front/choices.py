@@ -8,7 +8,8 @@ fails, the others are aborted: an answer is whole or it is an error.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+
+import msgspec
 
 from headrace.errors import InputError
 from headrace.gateway.budgets import Terms
@@ -19,8 +20,7 @@ from headrace.gateway.generation import Dispatch, FinishReason, Generation, Gene
 from headrace.protocol.control import Sampling
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTokens:
+class PromptTokens(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt, ready. `field` is where it stands in the request's body, `echo` what a client that wants it back
     is sent before each of its choices."""
 
@@ -29,8 +29,7 @@ class PromptTokens:
     echo: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """`index` among all choices of the request, `prompt` among its prompts. `fields` are the client's names of what
     the dispatch side may find wrong."""
 
@@ -41,8 +40,7 @@ class Choice:
     stops: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """More of one choice: tokens, and the text that is certain by now, possibly none."""
 
     index: int
@@ -51,8 +49,7 @@ class Delta:
     finish_reason: FinishReason | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the whole request. A prompt counts once, however many choices it has."""
 
     prompt_tokens: int
@@ -60,8 +57,7 @@ class Usage:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
     """By one choice."""
 
     num_tokens: int
