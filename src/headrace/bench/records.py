@@ -30,10 +30,11 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`error`: what was answered instead of tokens, or where a stream broke. `num_reported`: completion tokens by the
-    server's own count."""
+    """`id`: as the server calls it. `error`: what was answered instead of tokens, or where a stream broke.
+    `num_reported`: completion tokens by the server's own count."""
 
     index: int
+    id: str = ""
     arrival_s: float
     sent_s: float
     prompt_tokens: int
