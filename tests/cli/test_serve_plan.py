@@ -55,6 +55,7 @@ OPTIONS = ServeOptions(
     threads=3,
     cpus=(),
     max_queued=7,
+    local_prefill=None,
     deadline_s=12.5,
     tiers=NO_TIERS,
     log_level="warning",
@@ -125,7 +126,7 @@ def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | Ins
         budgets={"interactive": Budget(ttft_s=0.5, tpot_s=0.0505), "flex": Budget(ttft_s=30.0, tpot_s=None)},
         keys={"ab" * 32: "flex", "cd" * 32: "interactive"},
     )
-    options = replace(options, tiers=tiers)
+    options = replace(options, tiers=tiers, local_prefill="needed")
     for child in plan(options, tmp_path).values():
         start(child)
     control = f"ipc://{tmp_path}/control.sock"
@@ -155,6 +156,7 @@ def test_every_option_arrives(tmp_path: Path, started: list[GatewayOptions | Ins
             tokenizer=Path("/models/tiny"),
             model="tiny",
             max_queued=7,
+            local_prefill="needed",
             deadline_s=12.5,
             tiers=tiers,
         ),
@@ -234,6 +236,7 @@ def test_a_provider_that_contradicts_ends_it_before_anything_starts() -> None:
         {"verify_kv": True},
         {"transports": ()},
         {"require_provider": "tcp"},
+        {"local_prefill": "needed"},
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(given: dict[str, object]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 from gateway_fleet import A_PROMPT, generation
-from scripted_instance import MODEL, announce
+from scripted_instance import MODEL, announce, status
 
 from headrace.gateway.dispatch.attempt import Attempt, RequestMessage
 from headrace.gateway.dispatch.errand import Errand
@@ -17,8 +17,8 @@ from headrace.gateway.dispatch.observed import (
     fit,
 )
 from headrace.gateway.options import Timings
-from headrace.gateway.route import TransferCost
-from headrace.protocol.control import Accepted, Finished, Granted, Prefilled, Tokens, Waterfall
+from headrace.gateway.route import TransferCost, Wanted, route
+from headrace.protocol.control import Accepted, Finished, Granted, Prefilled, Prefilling, Tokens, Waterfall
 
 P, D = "1" * 32, "d" * 32
 
@@ -170,6 +170,21 @@ def test_a_colocated_instance_hands_nothing_over_its_first_step_is_the_end_of_it
     told = finished(Waterfall(local_prefill_s=0.001, first_step_s=0.3))
     hears(known, offered(), accepted(uses_lease=False), FIRST, told)
     assert [view.hand_over_s for view in known.decoders(offered().prompt)] == [0.0]
+
+
+def test_where_local_prefills_are_for_need_alone_they_are_no_choice_while_a_prefiller_is_there() -> None:
+    instances = Instances(MODEL, Timings())
+    speed = Prefilling(step_s=0.0, rate=900.0, chunk_tokens=64)
+    for role, uuid in (("prefiller", P), ("decoder", D), ("colocated", "c" * 32)):
+        instances.take(announce(role, uuid), 0.0)
+        instances.take(status(uuid, prefill_rate=900.0), 0.0)
+    known, wanted = Observed(instances, "needed"), Wanted(num_tokens=20, max_tokens=1)
+    decoder, colocated = known.decoders(offered().prompt)
+    assert colocated.prefilling == speed and decoder.prefilling != speed
+    chosen = route([decoder], known.prefillers(offered().prompt), wanted)
+    assert chosen is not None and chosen.prefiller == P
+    instances.leave(P, "gone")
+    assert known.decoders(offered().prompt)[0].prefilling == speed
 
 
 def test_a_fit_is_never_negative_and_takes_nothing_for_a_slope_that_is_none() -> None:

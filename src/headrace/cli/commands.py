@@ -26,7 +26,7 @@ from headrace.cli.serve import ServeOptions, Sizes, serve
 from headrace.cli.successor import succeed
 from headrace.cli.transports import plan_reach
 from headrace.gateway.budgets import Tiers, budget_of
-from headrace.gateway.options import GatewayOptions
+from headrace.gateway.options import GatewayOptions, LocalPrefill
 from headrace.kvcache.layout import KVDtype
 from headrace.model.builtin import BUILTIN_NAME
 from headrace.model.locate import served_name as default_served_name
@@ -93,6 +93,7 @@ def serve_command(
     threads: opt.Threads = INSTANCE.threads,
     cpus: opt.Cpus = None,
     max_queued: opt.MaxQueued = GATEWAY.max_queued,
+    local_prefill: opt.LocalPrefillIfSplit = None,
     deadline: opt.Deadline = GATEWAY.deadline_s,
     interactive_ttft_ms: opt.InteractiveTtftMs = None,
     interactive_tpot_ms: opt.InteractiveTpotMs = None,
@@ -132,6 +133,7 @@ def serve_command(
         threads=threads,
         cpus=cpus.numbers if cpus else (),
         max_queued=max_queued,
+        local_prefill=cast("LocalPrefill | None", local_prefill),
         deadline_s=deadline,
         tiers=Tiers(
             budgets={
@@ -155,6 +157,7 @@ def gateway(
     control: opt.Control = None,
     insecure: opt.Insecure = False,
     max_queued: opt.MaxQueued = GATEWAY.max_queued,
+    local_prefill: opt.LocalPrefillChoice = GATEWAY.local_prefill,
     deadline: opt.Deadline = GATEWAY.deadline_s,
     interactive_ttft_ms: opt.InteractiveTtftMs = None,
     interactive_tpot_ms: opt.InteractiveTpotMs = None,
@@ -176,6 +179,7 @@ def gateway(
         tokenizer=fetch_model(model),
         model=served_name or default_served_name(model),
         max_queued=max_queued,
+        local_prefill=cast("LocalPrefill", local_prefill),
         deadline_s=deadline,
         tiers=Tiers(
             budgets={

@@ -29,7 +29,7 @@ from headrace.cli.values import (
 )
 from headrace.deploy.sizes import MOST_INSTANCES, MOST_RANKS, MOST_REQUESTS, MOST_TOKENS
 from headrace.errors import InputError
-from headrace.gateway.options import GatewayOptions
+from headrace.gateway.options import GatewayOptions, LocalPrefill
 from headrace.kvcache.layout import KVDtype
 from headrace.model.builtin import BUILTINS
 from headrace.model.options import KernelChoice
@@ -322,6 +322,21 @@ MaxQueued = Annotated[
     _option(
         *("--max-queued", "N", "Requests of a tier that wait; the next one is answered 429.", PROCESS_PANEL),
         parser=whole_number(least=1, most=MOST_REQUESTS),
+    ),
+]
+_LOCAL_PREFILL = (
+    "--local-prefill",
+    "|".join(get_args(LocalPrefill)),
+    "When a decoder computes a prompt itself: where that is cheaper, or only where no prefiller could.",
+    PROCESS_PANEL,
+)
+LocalPrefillChoice = Annotated[str, _option(*_LOCAL_PREFILL, parser=one_of(*get_args(LocalPrefill)))]
+LocalPrefillIfSplit = Annotated[
+    str | None,
+    _option(
+        *_LOCAL_PREFILL,
+        parser=one_of(*get_args(LocalPrefill)),
+        show_default=f"({GATEWAY_DEFAULTS.local_prefill})",
     ),
 ]
 Deadline = Annotated[

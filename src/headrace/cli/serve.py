@@ -25,6 +25,7 @@ from headrace.cli.supervisor import Supervisor
 from headrace.cli.transports import plan_transports
 from headrace.errors import InputError
 from headrace.gateway.budgets import Tiers
+from headrace.gateway.options import LocalPrefill
 from headrace.kvcache.layout import KVDtype
 from headrace.model.options import KernelChoice
 from headrace.protocol.control import Role
@@ -72,6 +73,7 @@ class ServeOptions:
     threads: int
     cpus: tuple[int, ...]  # of all instances' threads, in their order; none: wherever the system puts them
     max_queued: int
+    local_prefill: LocalPrefill | None
     deadline_s: float
     tiers: Tiers
     log_level: str
@@ -85,6 +87,7 @@ def serve(options: ServeOptions) -> bool:
                 "prefillers": options.prefillers,
                 "prefiller_tp": options.prefiller_tp,
                 "transfer": options.transfer,
+                "local_prefill": options.local_prefill,
                 "verify_kv": options.verify_kv,
                 "transports": options.transports,
                 "require_provider": options.require_provider,
@@ -167,6 +170,7 @@ def plan_children(
             name,
             *("gateway", "--name", name, "--control", control, "--host", options.host, "--port", str(port)),
             *("--max-queued", str(options.max_queued), "--deadline", repr(options.deadline_s)),
+            *(() if options.local_prefill is None else ("--local-prefill", options.local_prefill)),
             *_promises(options.tiers),
             *model,
         )

@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from headrace.gateway.budgets import NO_TIERS, Tiers
 from headrace.protocol.control import BEAT_S, SILENCE_S
+
+LocalPrefill = Literal["cheaper", "needed"]
+"""When a decoder computes a prompt itself: where that is cheaper, or only where no prefiller could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,7 @@ class GatewayOptions:
     max_queued: int = 256  # requests of a tier that wait for a lease or for pages; the next one gets 429
     deadline_s: float = 600.0  # of a request, where it names none
     tiers: Tiers = NO_TIERS
+    local_prefill: LocalPrefill = "cheaper"
 
     @property
     def url(self) -> str:

@@ -45,6 +45,7 @@ class Dispatcher:
             send=self._control.send,
             now=time.monotonic(),
             tiers=self._options.tiers,
+            local_prefill=self._options.local_prefill,
         )
         self._desk = OperatorDesk(self._options, self._exchange)
         self.metrics.expose(self)

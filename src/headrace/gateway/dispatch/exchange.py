@@ -22,7 +22,7 @@ from headrace.gateway.dispatch.instances import Came, Change, Drains, Instance, 
 from headrace.gateway.dispatch.line import Line
 from headrace.gateway.dispatch.observed import Observed
 from headrace.gateway.dispatch.streams import Streams
-from headrace.gateway.options import Timings
+from headrace.gateway.options import LocalPrefill, Timings
 from headrace.gateway.route import choose_prefiller, num_pages_wanted
 from headrace.protocol.control import (
     Abort,
@@ -79,11 +79,12 @@ class Exchange:
         send: Callable[[Uuid, GatewayMessage], bool],
         now: float,
         tiers: Tiers = NO_TIERS,
+        local_prefill: LocalPrefill = "cheaper",
     ) -> None:
         self.uuid = uuid
         self.timings = timings
         self.instances = Instances(model, timings)
-        self.observed = Observed(self.instances)
+        self.observed = Observed(self.instances, local_prefill)
         self.streams = Streams(tiers)
         self.line = Line()
         self.late: set[Uuid] = set()  # owe somebody an answer, and have said nothing since that was due

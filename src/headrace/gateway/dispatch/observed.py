@@ -19,12 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 
+import msgspec
+
 from headrace.gateway.dispatch.affinity import Affinity, Prompt
 from headrace.gateway.dispatch.attempt import Attempt, RequestMessage
 from headrace.gateway.dispatch.instances import Instance, Instances, decoder_view, prefiller_view
+from headrace.gateway.options import LocalPrefill
 from headrace.gateway.route import UNMEASURED, DecoderView, Pair, PrefillerView, TransferCost
 from headrace.kvcache.prefix import num_whole_pages
-from headrace.protocol.control import Accepted, Finished, Tokens
+from headrace.protocol.control import Accepted, Finished, Prefilling, Tokens
 from headrace.protocol.messages import Uuid
 
 FORGET_S = 60.0
@@ -45,6 +48,10 @@ ONE_EVENT_S = 1.0
 FIRST_SUSPICION_S, LONGEST_SUSPICION_S = 5.0, 60.0
 SUSPECTED = TransferCost(base_s=60.0)
 """Whoever else can compute the prompt does: more than any other way takes."""
+
+
+NOT_BY_CHOICE = Prefilling(step_s=0.0, rate=0.0)
+"""As of a decoder whose budget any chunk would break."""
 
 
 @dataclass(slots=True)
@@ -80,9 +87,10 @@ class _Transfers:
 class Observed:
     """Of these `instances`."""
 
-    def __init__(self, instances: Instances) -> None:
+    def __init__(self, instances: Instances, local_prefill: LocalPrefill = "cheaper") -> None:
         self.affinity = Affinity()
         self._instances = instances
+        self._local_prefill = local_prefill
         self._transfers: dict[Pair, _Transfers] = {}
         self._faults: dict[Pair, _Faults] = {}
         self._hand_over_s: float | None = None
@@ -162,8 +170,13 @@ class Observed:
 
     def decoder(self, instance: Instance, prompt: Prompt) -> DecoderView:
         """The same of one of them, which may be draining."""
-        hand_over_s = 0.0 if instance.announce.role == "colocated" else self._hand_over_s or 0.0
-        return decoder_view(instance, cached_tokens=self._num_cached(instance, prompt), hand_over_s=hand_over_s)
+        num_cached = self._num_cached(instance, prompt)
+        if instance.announce.role == "colocated":
+            return decoder_view(instance, cached_tokens=num_cached)
+        view = decoder_view(instance, cached_tokens=num_cached, hand_over_s=self._hand_over_s or 0.0)
+        if self._local_prefill == "needed" and self._instances.open_prefillers():
+            return msgspec.structs.replace(view, prefilling=NOT_BY_CHOICE)
+        return view
 
     def prefillers(self, prompt: Prompt) -> list[PrefillerView]:
         """The same."""
