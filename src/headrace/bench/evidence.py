@@ -271,10 +271,17 @@ def _differences(workload: str, ours: Sequence[RunSummary], theirs: Sequence[Run
             split=found[0][0].arm,
             colocated=found[0][1].arm,
             num_pairs=len(found),
-            attainment=interval([a.whole.attainment - b.whole.attainment for a, b in found]),
+            attainment=_within_one(interval([a.whole.attainment - b.whole.attainment for a, b in found])),
             ttft_p90_s=_paired([(a.whole.ttft.p90, b.whole.ttft.p90) for a, b in found]),
             tpot_p90_s=_paired([(a.whole.tpot.p90, b.whole.tpot.p90) for a, b in found]),
         )
+
+
+def _within_one(told: Interval) -> Interval:
+    """Of a difference of two shares."""
+    if told.low is None or told.high is None:
+        return told
+    return msgspec.structs.replace(told, low=max(-1.0, told.low), high=min(1.0, told.high))
 
 
 def _paired(values: Sequence[tuple[float | None, float | None]]) -> Interval | None:

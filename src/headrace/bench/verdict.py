@@ -163,7 +163,7 @@ def _interference(rival: ArmFigures) -> Clause:
         return Clause(
             name="interference",
             holds=None,
-            text=f"interference is not known: {num} runs of {rival.arm} tell gaps between tokens, {FEWEST_RUNS} are the fewest",
+            text=f"interference is not known: {num} runs of {rival.arm} tell gaps, {FEWEST_RUNS} are the fewest",
             decide=f"--repetitions {FEWEST_RUNS} or more",
         )
     ratio = stall.in_flight_p99_s / stall.typical_s
@@ -216,8 +216,12 @@ def _rival(contest: Contest, rival: ArmFigures, split: ArmFigures) -> Clause:
         name="rival",
         holds=None,
         text=f"{num} paired repetitions do not tell the arms apart{_gain_text(gain)}",
-        decide=f"--repetitions {max(2 * num, FEWEST_RUNS + 2)}, with --rates about {own:.3g}",
+        decide=f"--repetitions {max(2 * num, FEWEST_RUNS + 2)}, with {_rates_text(own, rival)}",
     )
+
+
+def _rates_text(own: float, rival: ArmFigures) -> str:
+    return f"--rates about {own:.3g}" if own else f"--rates below {min(rival.rates):.3g}"
 
 
 def _is_better(one: Difference) -> bool:

@@ -40,11 +40,14 @@ class Running:
         group: int,
         environment: Mapping[str, str] | None = None,
         stdin: int = subprocess.DEVNULL,
+        output: int | None = None,
     ) -> None:
-        """`group` 0: it leads one of its own."""
+        """`group` 0: it leads one of its own. `output`: where it writes both of its streams; None: where we do."""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
-        self._process = subprocess.Popen(command, stdin=stdin, process_group=group, env=environment)
+        self._process = subprocess.Popen(
+            command, stdin=stdin, stdout=output, stderr=output, process_group=group, env=environment
+        )
         self._pidfd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._pidfd, self._reap)
 

@@ -13,6 +13,7 @@ import typer
 from headrace.cli import options as opt
 from headrace.cli.chaos.command import chaos_command
 from headrace.cli.check import check_command
+from headrace.cli.compare.command import compare_command
 from headrace.cli.deployed import as_deployed, read_deployed
 from headrace.cli.fabric.app import fabric_app
 from headrace.cli.fetching import fetch_model
@@ -347,6 +348,7 @@ app.command("role")(role_command)
 app.command("check")(check_command)
 app.command("profile-step")(profile_step_command)
 app.command("chaos")(chaos_command)
+app.command("compare")(compare_command)
 app.add_typer(fabric_app, name="fabric")
 
 

@@ -1,0 +1,13 @@
+"""`headrace compare`: the same arrivals against both architectures at equal devices. Nothing heavy is loaded here.
+
+    command     what the command line registers
+    options     those that only this command has
+    arms        which processes an arm is; pure
+    link        two network namespaces with a shaped link between them
+    running     an arm while it runs: its processes, its log, what they hold
+    course      which runs, in which order, at which rates; pure
+    comparing   the comparison as it goes on, and goes on again: writes its directory
+    progress    what a person sees meanwhile
+
+What is measured of records, the verdict and the report are `headrace.bench`'s.
+"""
