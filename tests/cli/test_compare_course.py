@@ -15,6 +15,7 @@ from headrace.cli.compare.arms import (
 )
 from headrace.cli.compare.command import _arms, _maker, _names, _slo, _target
 from headrace.cli.compare.course import common_rates, first_rate, next_rate, on_grid, repetitions
+from headrace.cli.compare.energy import Energy
 from headrace.cli.compare.link import read_link
 from headrace.cli.compare.running import read_waterfalls
 from headrace.errors import InputError
@@ -175,3 +176,16 @@ def test_a_requests_waterfall_is_read_from_the_gateways_log() -> None:
     told = found["cmpl-ab"]
     assert (told.queue_s, told.prefill_s, told.exposed_transfer_s) == pytest.approx((0.006, 0.1, 0.002))
     assert told.gateway_s == pytest.approx(0.0015) and found["cmpl-cd"].prefill_s is None
+
+
+def test_energy_is_told_where_it_is_counted_and_counters_may_begin_again(tmp_path: Path) -> None:
+    assert Energy(tmp_path).joules() is None and not Energy(tmp_path).is_counted
+    for name, counted in (("intel-rapl:0", 5_000_000), ("intel-rapl:1", 7_000_000), ("intel-rapl:0:0", 1)):
+        domain = tmp_path / name
+        domain.mkdir()
+        (domain / "energy_uj").write_text(str(counted))
+        (domain / "max_energy_range_uj").write_text("9999999")
+    energy = Energy(tmp_path)
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("6500000")
+    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("1000000")
+    assert energy.joules() == 1.5 + 4.0

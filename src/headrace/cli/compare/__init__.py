@@ -3,6 +3,7 @@
     command     what the command line registers
     options     those that only this command has
     arms        which processes an arm is; pure
+    energy      of the machine, where it is counted
     link        two network namespaces with a shaped link between them
     running     an arm while it runs: its processes, its log, what they hold
     course      which runs, in which order, at which rates; pure

@@ -24,6 +24,7 @@ from headrace.cli import options as opt
 from headrace.cli.compare import options as compare_opt
 from headrace.cli.compare.arms import ArmPlan, Served, colocated_arm, ratios, require_some, split_arm, told_commands
 from headrace.cli.compare.comparing import Comparing, Make, Plan, Target
+from headrace.cli.compare.energy import POWERCAP, Energy
 from headrace.cli.compare.link import laid, read_link
 from headrace.cli.compare.progress import Progress
 from headrace.cli.fetching import fetch_model
@@ -203,7 +204,7 @@ def _comparison(plan: Plan, *, model: str, link: str) -> Comparison:
         workloads=tuple(plan.workloads),
         rates={},
         repetitions=plan.num_repetitions,
-        not_measured={"energy": "no energy counter of this machine is read"},
+        not_measured={} if Energy().is_counted else {"energy": f"no counter in {POWERCAP} that can be read"},
     )
 
 

@@ -40,6 +40,7 @@ from headrace.cli.compare.course import (
     num_warm,
     repetitions,
 )
+from headrace.cli.compare.energy import Energy
 from headrace.cli.compare.link import Ends
 from headrace.cli.compare.progress import Progress
 from headrace.cli.compare.running import RunningArm, started
@@ -257,7 +258,7 @@ class Ask:
 
     async def _made(self, point: Point, arrivals: ArrivalList) -> Run:
         await self._start()
-        began, before, counted = datetime.now(UTC), ticks(), await self._counters()
+        began, before, counted, energy = datetime.now(UTC), ticks(), await self._counters(), Energy()
         with tempfile.TemporaryDirectory(prefix="headrace-load-") as folder:
             order = Order(
                 url=self._url,
@@ -269,7 +270,7 @@ class Ask:
                 tells_token_ids=self._target is None or self._target.tells_token_ids,
             )
             records = await run_load(order, Path(folder), lambda num_ended: None)
-        stolen = steal_share(before)
+        stolen, joules = steal_share(before), energy.joules()
         await asyncio.sleep(0.6)  # a Status comes twice a second
         head = RunHead(
             arm=self._arm.name,
@@ -284,7 +285,11 @@ class Ask:
         return Run(
             head=head,
             requests=self._with_waterfalls(records),
-            end=RunEnd(num_requests=len(records), steal_share=stolen, facts=_grown(counted, await self._counters())),
+            end=RunEnd(
+                num_requests=len(records),
+                steal_share=stolen,
+                facts={**_grown(counted, await self._counters()), **({} if joules is None else {"energy_j": joules})},
+            ),
         )
 
     async def _start(self) -> None:
