@@ -51,14 +51,15 @@ class Leases:
         for name, lease in self._leases.items():
             if lease.request_id == request_id and lease.unused_until is not None:
                 return name
-        if not self._fits(num_tokens, tier):
+        if not self.fits(num_tokens, tier):
             return None
         self._num_granted += 1
         name = f"{self._num_granted}"
         self._leases[name] = _Lease(request_id, tier, num_tokens, now + UNUSED_LEASE_S)
         return name
 
-    def _fits(self, num_tokens: int, tier: Tier) -> bool:
+    def fits(self, num_tokens: int, tier: Tier) -> bool:
+        """Whether a lease of so many tokens would be granted now."""
         everything = self.outstanding_tokens
         if tier == "flex":
             return everything == 0 or everything + num_tokens <= self._capacity - self._reserve

@@ -1,0 +1,533 @@
+"""A simulated decoder or colocated instance: the engine's rules (`engine.schedule`) on counts, many steps at a time.
+
+Nothing changes in a batch until a row ends, one needs pages beyond what it reserved, pages run out, a prompt is to be
+computed, or something comes from outside: so many steps are one span (`spans`). What comes from outside cuts the span
+behind the step that runs. `closed_form` False makes every span one step: slow, and the same.
+
+    try_admit -> HELD -- start --> PREFILLING | READY --> DECODING --> ENDED
+                   `-- fetched --> READY                    |
+                                   WAITING <-- preempted ---'    back as by start, when there is room
+
+Pages that rows need beyond their reservation come one each `page_size` steps: `_growing` counts such rows by the step
+in which they do, modulo that. They are charged when somebody looks.
+"""
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import chain
+
+from headrace.engine.cost import PrefillSpeed, StepSize
+from headrace.engine.growth import OutputLengths
+from headrace.engine.requests import Tier
+from headrace.engine.schedule import (
+    Chunk,
+    Decoding,
+    Entering,
+    LatencyBudget,
+    Prefilling,
+    Snapshot,
+    Standing,
+    chunks_beside,
+    may_enter,
+    schedule,
+    size_beside,
+)
+from headrace.kvcache.reservation import num_reserved_pages
+from headrace.planner.clock import Clock
+from headrace.planner.links import Way
+from headrace.planner.outcome import Did
+from headrace.planner.pages import Name, Pages
+from headrace.planner.requests import Request, State
+from headrace.planner.scenario import Instance
+from headrace.planner.spans import Log, Span, plan_span
+
+STATUS_S = 0.5
+"""How old what a gateway knows of it may be."""
+
+
+@dataclass(slots=True)
+class Told:
+    """In its last Status, and what its gateway knows to have placed there since."""
+
+    at: float
+    num_free_pages: int
+    speed: PrefillSpeed
+    num_rows: int
+    num_keys: int
+
+
+class Decoder:
+    """`on_room`: pages are free, or a row is; `on_end`: of a request, which has all its tokens."""
+
+    def __init__(
+        self,
+        spec: Instance,
+        clock: Clock,
+        *,
+        closed_form: bool,
+        on_room: Callable[["Decoder"], None],
+        on_end: Callable[[Request], None],
+    ) -> None:
+        self.spec = spec
+        self.pages = Pages(spec.num_pages, spec.page_size)
+        self.log = Log()
+        self.way_in = Way()
+        self.busy_s = 0.0
+        self.num_computed = 0  # prompt tokens
+        self.num_preemptions = 0
+        self.is_down = False
+        self.queued_tokens: dict[Tier, int] = {"interactive": 0, "flex": 0}
+        self._clock = clock
+        self._closed_form = closed_form
+        self._on_room = on_room
+        self._on_end = on_end
+        self._samples = spec.role == "colocated"
+        self._cost = spec.measured
+        self._budget = (
+            LatencyBudget(cost=self._cost, tpot_s=spec.tpot_s, max_stall_s=spec.max_stall_s)
+            if spec.tpot_s is not None or spec.max_stall_s is not None
+            else None
+        )
+        self._lengths = OutputLengths()
+        self._num_arrived = 0
+        self._num_rows_ever = 0
+        self._lives = 0  # of events: those of a former one are void
+        self._empty()
+        self.told = self._tell()
+
+    def _empty(self) -> None:
+        self._rows: dict[Request, None] = {}
+        self._num_keys = 0  # of the next step's rows
+        self._others: dict[Request, None] = {}  # that hold pages and are no rows
+        self._other_keys = 0
+        self._ready: list[Request] = []
+        self._fresh: list[Request] = []  # whose first row is in the span that runs
+        self._prefilling: list[Request] = []
+        self._waiting: list[Request] = []
+        self._ends: list[tuple[int, int, Request]] = []  # step, row
+        self._needs: list[tuple[int, int, Request]] = []
+        self._growing = [0] * self.spec.page_size
+        self._num_growing = 0
+        self._charged = self.log.num_steps
+        self._span: Span | None = None
+        self._chunks: Sequence[Chunk[Request]] = ()
+        self.queued_tokens = {"interactive": 0, "flex": 0}
+
+    # ---- coming in ---------------------------------------------------------------------------------------------
+
+    def try_admit(self, request: Request) -> bool:
+        """It holds pages now; `start` it, or have its prompt fetched. False: NoRoom."""
+        if self.is_down:
+            return False
+        self._cut()
+        request.order = self._num_arrived
+        if self._waiting and self._waiting[0].rank < request.rank:
+            return False
+        if not self._try_enter(request):
+            return False
+        self._num_arrived += 1
+        self.told.num_free_pages -= request.num_pages - request.hit_len // self.spec.page_size
+        return True
+
+    def _try_enter(self, request: Request) -> bool:
+        num_known, page_size = request.num_known, self.spec.page_size
+        growth = self._lengths.growth(request.tier, request.num_remaining)
+        num_pages = num_reserved_pages(num_known, growth, page_size, num_pages=self.pages.total)
+        entering = Entering(
+            key=request, num_pages=num_pages - self.pages.num_held_of(request.prefix), num_keys=num_known
+        )
+        is_between = self._span is None
+        standing = Standing(
+            num_running=self.num_running,
+            num_growing=self._growing[self.log.num_steps % page_size] if is_between else 0,
+            num_available=self.pages.num_available,
+            num_keys=self._num_keys + self._other_keys,
+        )
+        if not may_enter(standing, entering, max_running=self.spec.max_running, budget=self._budget):
+            return False
+        request.hit_len = request.computed = self.pages.hit_tokens(request.prefix, num_known)
+        request.names = self.pages.pin(request.prefix)
+        request.num_named = self.pages.num_pages_of(request.names)
+        request.num_pages = num_pages
+        self.pages.take(num_pages - request.num_named)
+        request.state = State.HELD
+        self._others[request] = None
+        self._other_keys += num_known
+        return True
+
+    def start(self, request: Request) -> None:
+        """Compute here what its pages lack."""
+        self._cut()
+        self._start(request)
+        self._begin()
+
+    def _start(self, request: Request) -> None:
+        if request.cached_tokens is None:
+            request.cached_tokens = request.computed
+        num_missing = request.num_known - 1 - request.computed
+        if not num_missing:
+            self._is_there(request)
+            return
+        request.state = State.PREFILLING
+        self.queued_tokens[request.tier] += num_missing
+        insort(self._prefilling, request, key=lambda one: one.rank)
+
+    def landed(self, request: Request, cached_len: int) -> None:
+        """Its prompt's KV is in its pages, of which nobody computed `cached_len` tokens for it."""
+        request.computed = request.num_known - 1
+        request.landed_at = self._clock.now if request.landed_at is None else request.landed_at
+        request.cached_tokens = cached_len if request.cached_tokens is None else request.cached_tokens
+        self._index(request)
+
+    def hand_over(self, request: Request) -> None:
+        """It may decode."""
+        self._cut()
+        self._is_there(request)
+        self._begin()
+
+    def _is_there(self, request: Request) -> None:
+        if request.landed_at is None:
+            now = self._clock.now
+            request.begun_at = now if request.begun_at is None else request.begun_at
+            request.computed_at = now if request.computed_at is None else request.computed_at
+            request.landed_at = now
+        request.state = State.READY
+        self._ready.append(request)
+
+    # ---- a span of steps ---------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._span is not None or self.is_down:
+            return
+        self._join_ready()
+        self._note_needs()
+        while self._waiting and self._try_enter(self._waiting[0]):
+            first = self._waiting.pop(0)
+            self.queued_tokens[first.tier] -= first.num_known - 1
+            self._start(first)
+        self._join_ready()
+        if self._num_needed(1) > self.pages.num_available:
+            self._make_room()
+        rows = StepSize(rows=len(self._rows), keys=self._num_keys)
+        self._chunks = self._plan_chunks(rows) if self._prefilling else ()
+        if self._chunks:
+            took_s = self.spec.steps.step_s(size_beside(rows, self._chunks))
+            self._run(Span(self._clock.now, took_s, 0.0, 1))
+        elif self._rows:
+            self._run(plan_span(self.spec.steps, rows, self._clock.now, self._most_steps()))
+
+    def _run(self, span: Span) -> None:
+        self._span = span
+        self._lives += 1
+        self._clock.at(span.ends_at, self._end, self._lives)
+
+    def _cut(self) -> None:
+        """Behind the step that runs. Its pages are taken."""
+        span = self._span
+        if span is None:
+            return
+        num_begun = span.num_begun(self._clock.now)
+        if num_begun < span.num_steps:
+            self._run(span.cut(num_begun))
+        self._charge(self.log.num_steps + num_begun)
+
+    def _end(self, life: int) -> None:
+        if life != self._lives or self._span is None:
+            return
+        span, self._span = self._span, None
+        self._charge(self.log.num_steps + span.num_steps)
+        self._add(span)
+        has_news = bool(self._chunks)
+        self._commit_chunks()
+        while self._ends and self._ends[0][0] <= self.log.num_steps:
+            _, row, request = heappop(self._ends)
+            if request in self._rows and request.row == row:
+                self._finish(request)
+                has_news = True
+        self._begin()
+        if has_news:
+            self._on_room(self)
+
+    def _add(self, span: Span) -> None:
+        """It is over. All rows have a token of each step."""
+        first_step = self.log.num_steps
+        self.log.add(span)
+        self.busy_s += span.ends_at - span.began_at
+        self._num_keys += span.num_steps * len(self._rows)
+        for request in self._fresh if span.num_steps else ():
+            if request.first_at is None and request.joined == first_step:
+                request.decodes_at, request.first_at = span.began_at, span.end_of(1)
+        self._fresh.clear()
+
+    def _most_steps(self) -> int:
+        """Until something changes by itself."""
+        if not self._closed_form or self._waiting:
+            return 1
+        most = self._ends[0][0] - self.log.num_steps
+        if self._needs:
+            most = min(most, self._needs[0][0] - self.log.num_steps)
+        if self._num_growing and self._num_needed(most) > self.pages.num_available:
+            most = bisect_right(range(1, most + 1), self.pages.num_available, key=self._num_needed)
+        return most
+
+    # ---- prompts -----------------------------------------------------------------------------------------------
+
+    def _plan_chunks(self, rows: StepSize) -> list[Chunk[Request]]:
+        tokens = self.spec.chunk_tokens
+        first: list[Prefilling[Request]] = []
+        for request in self._prefilling:  # a step has no room for more of them
+            end = request.num_known if self._samples else request.num_known - 1
+            first.append(
+                Prefilling(key=request, tier=request.tier, order=request.order, computed=request.computed, end=end)
+            )
+            tokens -= end - request.computed
+            if tokens <= 0:
+                break
+        chunks = chunks_beside(rows, first, chunk_tokens=self.spec.chunk_tokens, budget=self._budget)
+        for chunk in chunks:
+            if chunk.key.begun_at is None:
+                chunk.key.begun_at = self._clock.now
+        return chunks
+
+    def _commit_chunks(self) -> None:
+        chunks, self._chunks = self._chunks, ()
+        for chunk in chunks:
+            request = chunk.key
+            self.num_computed += chunk.end - chunk.begin
+            num_before = request.num_known - 1
+            self.queued_tokens[request.tier] -= min(chunk.end, num_before) - min(chunk.begin, num_before)
+            request.computed = chunk.end
+            if chunk.end < num_before + self._samples:
+                continue
+            self._prefilling.remove(request)
+            self._index(request)
+            request.computed_at = self._clock.now if request.computed_at is None else request.computed_at
+            if self._samples:
+                request.first_at = self._clock.now if request.first_at is None else request.first_at
+                self._join(request, self.log.num_steps - 1)
+            else:
+                self._is_there(request)
+
+    # ---- rows --------------------------------------------------------------------------------------------------
+
+    def _join_ready(self) -> None:
+        for request in self._ready:
+            self._join(request, self.log.num_steps)
+        self._ready.clear()
+
+    def _join(self, request: Request, step: int) -> None:
+        """`step` draws its next token: the one that was just over, or the next."""
+        del self._others[request]
+        self._other_keys -= request.num_known
+        request.state, request.grows = State.DECODING, False
+        request.joined, request.known = step, request.num_known
+        request.needs_from = step + request.num_pages * self.spec.page_size - (request.known - 1)
+        self._rows[request] = None
+        self._num_keys += request.known + self.log.num_steps - step
+        self._fresh.append(request)
+        end = step + request.num_remaining
+        self._num_rows_ever += 1
+        request.row = self._num_rows_ever
+        heappush(self._ends, (end, request.row, request))
+        if request.needs_from < end:
+            heappush(self._needs, (request.needs_from, request.row, request))
+
+    def _part(self, request: Request) -> None:
+        """It has no row any more, and keeps its pages."""
+        num_steps = self.log.num_steps - request.joined
+        self._num_keys -= request.known + num_steps
+        del self._rows[request]
+        if request.grows:
+            request.num_pages += (self._charged - 1 - request.needs_from) // self.spec.page_size + 1
+            self._growing[request.needs_from % self.spec.page_size] -= 1
+            self._num_growing -= 1
+        request.grows = False
+        request.generated += num_steps
+        if num_steps:
+            request.pieces.append((self.log, request.joined, self.log.num_steps))
+            request.last_at = self.log.ended_at
+
+    def _finish(self, request: Request) -> None:
+        self._part(request)
+        self._release(request)
+        self._lengths.add(request.tier, request.generated)
+        request.state = State.ENDED
+        self._on_end(request)
+
+    def _release(self, request: Request) -> None:
+        """What of it is computed stays cached."""
+        num_whole = (request.num_known - 1) // self.spec.page_size
+        num_of_prompt = request.prefix.page_ends[-1]
+        if num_whole > num_of_prompt and request.prefix.names[-1][0] == "own":
+            own = request.prefix.names[-1]
+            names = self.pages.append(own, request.names, num_whole - num_of_prompt)
+            request.num_named = self.pages.num_pages_of(names)
+            request.names = names
+        self.pages.release(request.names, request.num_private)
+        self.told.num_free_pages += request.num_pages - request.hit_len // self.spec.page_size
+        request.names, request.num_pages, request.num_named = (), 0, 0
+
+    def _index(self, request: Request) -> None:
+        request.names = self.pages.index(request.prefix, request.names)
+        request.num_named = self.pages.num_pages_of(request.names)
+
+    # ---- pages beyond what was reserved ------------------------------------------------------------------------
+
+    def _note_needs(self) -> None:
+        """Rows that need a page in the next step, and every `page_size` steps from then on."""
+        while self._needs and self._needs[0][0] <= self.log.num_steps:
+            step, row, request = heappop(self._needs)
+            if request in self._rows and request.row == row:
+                request.grows = True
+                self._growing[step % self.spec.page_size] += 1
+                self._num_growing += 1
+
+    def _num_needed(self, num_steps: int) -> int:
+        """Pages, by the next steps from what is charged on."""
+        rounds, rest = divmod(num_steps, self.spec.page_size)
+        first = self._charged
+        return rounds * self._num_growing + sum(
+            self._growing[(first + nth) % self.spec.page_size] for nth in range(rest)
+        )
+
+    def _charge(self, step: int) -> None:
+        """Take the pages of all steps before this one."""
+        num_pages = self._num_needed(step - self._charged) if self._num_growing else 0
+        if num_pages:
+            self.pages.take(num_pages)
+        self._charged = step
+
+    def _make_room(self) -> None:
+        """Pages have run out: the engine's schedule says who gives way."""
+        rows = list(self._rows)
+        tables = self._tables([*rows, *self._others])
+        plan = schedule(
+            Snapshot(
+                decoding=[
+                    Decoding(
+                        key=request,
+                        tier=request.tier,
+                        order=request.order,
+                        kv_len=request.known - 1 + self.log.num_steps - request.joined,
+                        pages=table,
+                    )
+                    for request, table in zip(rows, tables, strict=False)
+                ],
+                prefilling=(),
+                other_tables=tables[len(rows) :],
+                other_keys=self._other_keys,
+                first_in_line=None,
+                num_available=self.pages.num_available,
+                page_size=self.spec.page_size,
+            ),
+            chunk_tokens=self.spec.chunk_tokens,
+        )
+        preempt, stay = ((), ()) if plan is None else (plan.preempt, plan.rows)
+        for request in preempt:
+            self._preempt(request)
+        for request in [request for request in self._rows if request not in set(stay)]:
+            self._part(request)  # the oldest, and no page for it: it stands still
+            self._others[request] = None
+            self._other_keys += request.num_known
+            request.state = State.READY
+            self._ready.append(request)
+
+    def _preempt(self, request: Request) -> None:
+        self._part(request)
+        self._release(request)
+        request.state = State.WAITING
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        request.renew(self.spec.page_size)
+        self.queued_tokens[request.tier] += request.num_known - 1
+        insort(self._waiting, request, key=lambda one: one.rank)
+
+    def _tables(self, requests: Sequence[Request]) -> list[Sequence[int]]:
+        """With page ids that are made up, the same for what they share."""
+        shared: dict[Name, range] = {}
+        tables: list[Sequence[int]] = []
+        num_ids = 0
+        for request in requests:
+            for name in request.names:
+                if name not in shared:
+                    shared[name] = range(num_ids, num_ids + self.pages.num_pages_of([name]))
+                    num_ids = shared[name].stop
+            grown = 0
+            if request.grows and self._charged > request.needs_from:
+                grown = (self._charged - 1 - request.needs_from) // self.spec.page_size + 1
+            private = range(num_ids, num_ids + request.num_private + grown)
+            num_ids = private.stop
+            parts = [shared[name] for name in request.names]
+            tables.append(list(chain(*parts, private)) if parts else private)
+        return tables
+
+    # ---- failing -----------------------------------------------------------------------------------------------
+
+    def die(self) -> list[Request]:
+        """-> who was here. Tokens of steps that were over are out."""
+        span, self._span = self._span, None
+        if span is not None:
+            self._add(span.cut(span.num_begun(self._clock.now) - 1))
+        self._chunks = ()
+        lost = [*self._rows, *self._others, *self._waiting]
+        for request in list(self._rows):
+            self._part(request)
+        for request in lost:
+            request.state = State.PLACING
+            request.names, request.num_pages, request.num_named = (), 0, 0
+        self.pages.clear()
+        self._lives += 1
+        self.is_down = True
+        self._empty()
+        return lost
+
+    def revive(self) -> None:
+        self.is_down = False
+        self.told = self._tell()
+
+    # ---- how it stands -----------------------------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return len(self._rows) + len(self._others)
+
+    def tell(self) -> Told:
+        """Its last Status, as its gateway has it."""
+        if self._clock.now - self.told.at >= STATUS_S:
+            self._cut()
+            self.told = self._tell()
+        return self.told
+
+    def _tell(self) -> Told:
+        """Its speed beside the rows that decode, as the engine tells it."""
+        span, num_rows, num_keys = self._span, len(self._rows), self._num_keys
+        if span is not None:
+            num_keys += (span.num_begun(self._clock.now) - 1) * num_rows
+        budget = self._budget if num_rows else None
+        speed = self._cost.prefill_speed(
+            StepSize(rows=num_rows, keys=num_keys),
+            chunk_tokens=self.spec.chunk_tokens,
+            bound_s=None if budget is None else budget.step_s,
+        )
+        return Told(
+            at=self._clock.now,
+            num_free_pages=self.pages.num_available,
+            speed=speed,
+            num_rows=self.num_running,
+            num_keys=num_keys + self._other_keys,
+        )
+
+    def did(self) -> Did:
+        return Did(
+            name=self.spec.name,
+            role=self.spec.role,
+            busy_s=self.busy_s,
+            num_steps=self.log.num_steps,
+            num_prefill_tokens=self.num_computed,
+            num_preemptions=self.num_preemptions,
+            num_evicted=self.pages.num_evicted,
+            way_bytes=self.way_in.num_bytes,
+            way_busy_s=self.way_in.busy_s,
+        )
