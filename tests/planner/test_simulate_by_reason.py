@@ -52,7 +52,7 @@ def test_the_stall_of_a_colocated_stream_is_the_step_with_the_chunk() -> None:
 
 
 def test_constant_prompts_wait_as_in_a_queue_with_constant_service() -> None:
-    """Each waits as Lindley says; on average as M/D/1: rho / (2 (1 - rho)) services, where a step computes one prompt."""
+    """Each as Lindley says; on average as M/D/1: rho / (2 (1 - rho)) services, where a step computes one prompt."""
     decoders = [instance(f"d{nth}", "decoder") for nth in range(4)]
     service_s = COST.predict(StepSize().with_chunk(0, 512))
     load = 0.4

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain
+from typing import NamedTuple
 
 from headrace.engine.cost import PrefillSpeed, StepSize
 from headrace.engine.growth import OutputLengths
@@ -58,6 +59,19 @@ class Told:
     num_keys: int
 
 
+class Stands(NamedTuple):
+    """What its gateway compares, the less the better; the first counts first. `num_before`: tokens that are computed
+    before a prompt; `num_missing`, of that prompt less its length, is the gateway's to fill in; `slowness` and `step_s`
+    of whoever computes prompts by choice; `num_full`: pages that it would have to give, less all."""
+
+    num_running: int
+    num_before: int
+    num_missing: int
+    slowness: float
+    step_s: float
+    num_full: int
+
+
 class Decoder:
     """`on_room`: pages are free, or a row is; `on_end`: of a request, which has all its tokens."""
 
@@ -84,9 +98,10 @@ class Decoder:
         self._on_room = on_room
         self._on_end = on_end
         self._samples = spec.role == "colocated"
-        self._cost = spec.measured
+        self.cost = spec.measured
+        self.computes = spec.role == "colocated" or spec.prefills  # prompts, by choice
         self._budget = (
-            LatencyBudget(cost=self._cost, tpot_s=spec.tpot_s, max_stall_s=spec.max_stall_s)
+            LatencyBudget(cost=self.cost, tpot_s=spec.tpot_s, max_stall_s=spec.max_stall_s)
             if spec.tpot_s is not None or spec.max_stall_s is not None
             else None
         )
@@ -113,6 +128,7 @@ class Decoder:
         self._charged = self.log.num_steps
         self._span: Span | None = None
         self._chunks: Sequence[Chunk[Request]] = ()
+        self._stands: dict[Tier, Stands] = {}
         self.queued_tokens = {"interactive": 0, "flex": 0}
 
     # ---- coming in ---------------------------------------------------------------------------------------------
@@ -128,6 +144,7 @@ class Decoder:
         if not self._try_enter(request):
             return False
         self._num_arrived += 1
+        self._stands.clear()
         self.told.num_free_pages -= request.num_pages - request.hit_len // self.spec.page_size
         return True
 
@@ -155,6 +172,7 @@ class Decoder:
         request.state = State.HELD
         self._others[request] = None
         self._other_keys += num_known
+        self._stands.clear()
         return True
 
     def start(self, request: Request) -> None:
@@ -171,6 +189,7 @@ class Decoder:
             self._is_there(request)
             return
         request.state = State.PREFILLING
+        self._stands.clear()
         self.queued_tokens[request.tier] += num_missing
         insort(self._prefilling, request, key=lambda one: one.rank)
 
@@ -293,6 +312,8 @@ class Decoder:
 
     def _commit_chunks(self) -> None:
         chunks, self._chunks = self._chunks, ()
+        if chunks:
+            self._stands.clear()
         for chunk in chunks:
             request = chunk.key
             self.num_computed += chunk.end - chunk.begin
@@ -366,6 +387,7 @@ class Decoder:
             request.num_named = self.pages.num_pages_of(names)
             request.names = names
         self.pages.release(request.names, request.num_private)
+        self._stands.clear()
         self.told.num_free_pages += request.num_pages - request.hit_len // self.spec.page_size
         request.names, request.num_pages, request.num_named = (), 0, 0
 
@@ -486,6 +508,7 @@ class Decoder:
     def revive(self) -> None:
         self.is_down = False
         self.told = self._tell()
+        self._stands.clear()
 
     # ---- how it stands -----------------------------------------------------------------------------------------
 
@@ -498,7 +521,21 @@ class Decoder:
         if self._clock.now - self.told.at >= STATUS_S:
             self._cut()
             self.told = self._tell()
+            self._stands.clear()
         return self.told
+
+    def stands(self, tier: Tier) -> Stands:
+        """To a request of this tier."""
+        known = self._stands.get(tier)
+        if known is None or self._clock.now - self.told.at >= STATUS_S:
+            told = self.tell()
+            before = sum(self.queued_tokens.values())
+            if tier == "interactive":
+                before = self.queued_tokens["interactive"] + min(self.queued_tokens["flex"], self.spec.chunk_tokens)
+            slowness, step_s = (-told.speed.rate, told.speed.step_s) if self.computes else (0.0, 0.0)
+            known = Stands(self.num_running, before, 0, slowness, step_s, -told.num_free_pages)
+            self._stands[tier] = known
+        return known
 
     def _tell(self) -> Told:
         """Its speed beside the rows that decode, as the engine tells it."""
@@ -506,7 +543,7 @@ class Decoder:
         if span is not None:
             num_keys += (span.num_begun(self._clock.now) - 1) * num_rows
         budget = self._budget if num_rows else None
-        speed = self._cost.prefill_speed(
+        speed = self.cost.prefill_speed(
             StepSize(rows=num_rows, keys=num_keys),
             chunk_tokens=self.spec.chunk_tokens,
             bound_s=None if budget is None else budget.step_s,

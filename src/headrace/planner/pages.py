@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
+from headrace.bench.workload import Arrival
 from headrace.kvcache.prefix import hit_tokens, num_whole_pages
 
 Name = tuple[str, int]
@@ -27,11 +28,12 @@ class Prefix:
 
     __slots__ = ("names", "page_ends")
 
-    def __init__(self, own: int, blocks: Sequence[int], block_tokens: int, num_tokens: int, page_size: int) -> None:
-        """Whole pages of the first `num_tokens` - 1 tokens; what no whole block covers is the prompt's `own`."""
-        num_blocks = min(len(blocks), (num_tokens - 1) // block_tokens)
+    def __init__(self, arrival: Arrival, *, own: int, block_tokens: int, num_tokens: int, page_size: int) -> None:
+        """Whole pages of the first `num_tokens` - 1 tokens, of which the prompt is the beginning; what no whole block
+        of that covers is the request's `own`, by its number."""
+        num_blocks = min(len(arrival.blocks), (arrival.prompt_tokens - 1) // block_tokens)
         ends = [(nth + 1) * block_tokens // page_size for nth in range(num_blocks)]
-        names: list[Name] = [("block", link) for link in chained(blocks[:num_blocks])]
+        names: list[Name] = [("block", link) for link in chained(arrival.blocks[:num_blocks])]
         num_whole = num_whole_pages(num_tokens, page_size)
         if not ends or num_whole > ends[-1]:
             names.append(("own", own))

@@ -6,7 +6,6 @@ Views are as old as a Status may be, but for what the gateway itself has placed 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from headrace.gateway.forecast import Fleet
 from headrace.gateway.route import (
@@ -20,7 +19,7 @@ from headrace.gateway.route import (
     num_pages_wanted,
     route,
 )
-from headrace.planner.decoding import Decoder
+from headrace.planner.decoding import Decoder, Stands
 from headrace.planner.prefilling import Prefiller
 from headrace.planner.requests import Request
 from headrace.planner.scenario import Instance, Scenario
@@ -34,15 +33,6 @@ def wanted_of(request: Request) -> Wanted:
     return Wanted(num_tokens=request.num_known, max_tokens=request.num_remaining, tier=request.tier)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranked:
-    """`kind`: who differs in that is not compared. Less of a respect is better; `rest` breaks ties."""
-
-    kind: tuple[str, ...]
-    respects: tuple[float, ...]
-    rest: tuple[float, ...]
-
-
 class Placing:
     def __init__(self, scenario: Scenario, decoders: Sequence[Decoder], prefillers: Sequence[Prefiller]) -> None:
         self._decoders = decoders
@@ -50,15 +40,17 @@ class Placing:
         self._hand_over_s = scenario.hand_over_s
         self._transfers = exposed_costs(scenario)
         network = scenario.network
-        self._is_uniform = network.same_host is None and network.same_switch is None
+        is_uniform = network.same_host is None and network.same_switch is None
+        self._kinds = kinds_of([one.spec for one in decoders], is_uniform=is_uniform)
+        self._prefiller_kinds = kinds_of([one.spec for one in prefillers], is_uniform=is_uniform)
 
     def choose(self, request: Request, full: Collection[Decoder]) -> Route | None:
         """None: nobody decodes. Those in `full` have just said NoRoom, and are chosen if nobody else is left."""
         wanted = wanted_of(request)
-        up = [decoder for decoder in self._decoders if not decoder.is_down]
-        up = [decoder for decoder in up if decoder not in full] or up
-        roomy = [decoder for decoder in up if has_room(decoder, wanted)]
-        able = undominated(roomy, request, is_uniform=self._is_uniform) if roomy else _freest(up)
+        able = self._undominated(request, num_pages_wanted(wanted, self._decoders[0].spec.page_size), full)
+        if not able:
+            up = [decoder for decoder in self._decoders if not decoder.is_down]
+            able = _freest([decoder for decoder in up if decoder not in full] or up)
         views = [decoder_view(decoder, request, self._hand_over_s) for decoder in able]
         return route(views, self._granting(request), wanted, self._transfers)
 
@@ -77,58 +69,73 @@ class Placing:
             transfers=self._transfers,
         )
 
+    def _undominated(self, request: Request, num_pages: int, full: Collection[Decoder]) -> list[Decoder]:
+        """Of those with room, without those of which another is no worse in anything."""
+        has_hits = may_have_hits(request)
+        ranked: dict[Kind, list[tuple[Stands, int]]] = {kind: [] for kind in self._kinds}
+        tier = request.tier
+        for nth, decoder in enumerate(self._decoders):
+            if decoder.is_down or (full and decoder in full):
+                continue
+            stands = decoder.stands(tier)
+            if -stands.num_full < num_pages or stands.num_running >= decoder.spec.max_running:
+                continue
+            if has_hits:
+                stands = stands._replace(num_missing=-cached_tokens(decoder, request))
+            ranked[self._kinds[nth]].append((stands, nth))
+        return [self._decoders[nth] for ones in ranked.values() for nth in undominated(ones)]
+
     def _granting(self, request: Request) -> list[PrefillerView]:
         """Those that would grant a lease, of those that differ in nothing else the one with the shortest queue; where
         nobody would, of all."""
-        up = [one for one in self._prefillers if not one.is_down]
-        num_tokens = request.num_known - 1
-        granting = [one for one in up if one.leases.fits(num_tokens, request.tier)] or up
-        best: dict[tuple[object, ...], tuple[int, int]] = {}
-        for nth, one in enumerate(granting):
-            spec = one.spec
-            cached = cached_tokens(one, request)
-            kind = (spec.num_pages, one.speed, cached, *(() if self._is_uniform else (spec.host, spec.switch)))
-            rank = one.num_queued_tokens(), nth
-            best[kind] = min(best.get(kind, rank), rank)
-        return [prefiller_view(granting[nth], request) for _, nth in best.values()]
+        num_tokens, has_hits = request.num_known - 1, may_have_hits(request)
+        up = [(one, kind) for one, kind in zip(self._prefillers, self._prefiller_kinds, strict=True) if not one.is_down]
+        granting = [(one, kind) for one, kind in up if one.leases.fits(num_tokens, request.tier)] or up
+        best: dict[tuple[Kind, int], tuple[int, Prefiller]] = {}
+        for one, kind in granting:
+            cached = cached_tokens(one, request) if has_hits else 0
+            num_queued = one.leases.outstanding_tokens
+            known = best.get((kind, cached))
+            if known is None or num_queued < known[0]:
+                best[kind, cached] = num_queued, one
+        return [prefiller_view(one, request) for _, one in best.values()]
 
 
 # ---- who could win ---------------------------------------------------------------------------------------------
 
-
-def undominated(decoders: Sequence[Decoder], request: Request, *, is_uniform: bool) -> list[Decoder]:
-    """Without those that another is no worse than in anything."""
-    ranked = [(_ranked(decoder, request, is_uniform), decoder) for decoder in decoders]
-    ranked.sort(key=lambda one: (one[0].respects, one[0].rest))
-    found: list[tuple[_Ranked, Decoder]] = []
-    for rank, decoder in ranked:
-        if not any(rank.kind == other.kind and _is_no_worse(other.respects, rank.respects) for other, _ in found):
-            found.append((rank, decoder))
-    return [decoder for _, decoder in found]
+Kind = int
+"""The same of instances that differ only in how they stand."""
 
 
-def _ranked(decoder: Decoder, request: Request, is_uniform: bool) -> _Ranked:
-    spec, told = decoder.spec, decoder.tell()
-    queued = decoder.queued_tokens
-    before = sum(queued.values())
-    if request.tier == "interactive":
-        before = queued["interactive"] + min(queued["flex"], spec.chunk_tokens)
-    speed = told.speed
-    computes = spec.role == "colocated" or spec.prefills
-    return _Ranked(
-        (spec.role, str(spec.prefills), *(() if is_uniform else (spec.host, spec.switch))),
-        (
-            decoder.num_running,
-            before,
-            -cached_tokens(decoder, request),
-            *((-speed.rate, speed.step_s) if computes else ()),
-        ),
-        (-told.num_free_pages,),
-    )
+def kinds_of(specs: Sequence[Instance], *, is_uniform: bool) -> list[Kind]:
+    numbers: dict[tuple[object, ...], Kind] = {}
+    found = []
+    for spec in specs:
+        place = () if is_uniform else (spec.host, spec.switch)
+        same = (spec.role, spec.measured, spec.num_pages, spec.chunk_tokens, spec.max_running, spec.prefills, *place)
+        found.append(numbers.setdefault(same, len(numbers)))
+    return found
 
 
-def _is_no_worse(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
+def undominated(ranked: list[tuple[Stands, int]]) -> list[int]:
+    """-> the numbers of those that nobody else is as good as in everything."""
+    ranked.sort()
+    found: list[Stands] = []
+    chosen = []
+    for stands, nth in ranked:
+        _, num_before, num_missing, slowness, step_s, _ = stands
+        for other in found:  # each of them runs no more
+            if (
+                other.num_before <= num_before
+                and other.num_missing <= num_missing
+                and other.slowness <= slowness
+                and other.step_s <= step_s
+            ):
+                break
+        else:
+            found.append(stands)
+            chosen.append(nth)
+    return chosen
 
 
 def _freest(decoders: Sequence[Decoder]) -> list[Decoder]:
@@ -144,17 +151,20 @@ def has_room(decoder: Decoder, wanted: Wanted) -> bool:
 # ---- views -----------------------------------------------------------------------------------------------------
 
 
-def cached_tokens(instance: Decoder | Prefiller, request: Request) -> int:
+def may_have_hits(request: Request) -> bool:
     """A prompt that shares nothing, and comes for the first time, nobody has."""
-    if not request.arrival.blocks and not request.attempt:
+    return bool(request.arrival.blocks) or request.attempt > 0
+
+
+def cached_tokens(instance: Decoder | Prefiller, request: Request) -> int:
+    if not may_have_hits(request):
         return 0
     return instance.pages.hit_tokens(request.prefix, request.num_known)
 
 
 def decoder_view(decoder: Decoder, request: Request, hand_over_s: float) -> DecoderView:
     spec, told = decoder.spec, decoder.tell()
-    computes = spec.role == "colocated" or spec.prefills
-    cost, speed = spec.measured, told.speed
+    cost, speed = decoder.cost, told.speed
     return DecoderView(
         uuid=spec.name,
         is_colocated=spec.role == "colocated",
@@ -166,7 +176,7 @@ def decoder_view(decoder: Decoder, request: Request, hand_over_s: float) -> Deco
         num_background_tokens=decoder.queued_tokens["flex"],
         cached_tokens=cached_tokens(decoder, request),
         prefilling=Prefilling(step_s=speed.step_s, rate=speed.rate, chunk_tokens=speed.chunk_tokens)
-        if computes
+        if decoder.computes
         else NO_CHUNKS,
         decoding=Decoding(
             step_s=cost.step_s,

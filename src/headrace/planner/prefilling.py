@@ -28,6 +28,7 @@ class Job:
     had of the prompt. `on_landed` is called when all of it is at its decoder."""
 
     request: Request
+    attempt: int
     lease: str
     travels: PromptPages
     way_in: Way

@@ -88,7 +88,13 @@ class Request:
 
     def renew(self, page_size: int) -> None:
         """What it has by now is its prompt."""
-        self.prefix = Prefix(self.index, self.arrival.blocks, self.block_tokens, self.num_known, page_size)
+        self.prefix = Prefix(
+            self.arrival,
+            own=self.index,
+            block_tokens=self.block_tokens,
+            num_tokens=self.num_known,
+            page_size=page_size,
+        )
 
     def longest_gap_s(self) -> float | None:
         """Between two tokens; None of fewer than two."""

@@ -89,6 +89,7 @@ class _Run:
         for request in self._requests:
             if request.state is not State.ENDED:
                 self._refuse(request, "nobody could take it")
+        self._check_over()
         return Simulation(self._requests, self._did(), gateway_s=self._scenario.gateway_s, ended_at=self._clock.now)
 
     # ---- coming in ---------------------------------------------------------------------------------------------
@@ -111,7 +112,13 @@ class _Run:
 
     def _new(self, index: int, arrival: Arrival) -> Request:
         block_tokens = self._arrivals.block_tokens
-        prefix = Prefix(index, arrival.blocks, block_tokens, arrival.prompt_tokens, self._page_size)
+        prefix = Prefix(
+            arrival,
+            own=index,
+            block_tokens=block_tokens,
+            num_tokens=arrival.prompt_tokens,
+            page_size=self._page_size,
+        )
         request = Request(index=index, arrival=arrival, block_tokens=block_tokens, prefix=prefix)
         self._requests.append(request)
         return request
@@ -225,6 +232,7 @@ class _Run:
             return
         job = Job(
             request=request,
+            attempt=request.attempt,
             lease=lease,
             travels=travels,
             way_in=decoder.way_in,
@@ -237,6 +245,8 @@ class _Run:
     def _landed(self, job: Job) -> None:
         request = job.request
         del self._jobs[request]
+        if request.attempt != job.attempt:
+            return  # its decoder is no more
         self._at[request].landed(request, max(request.hit_len, job.hit_len))
         self._clock.at(self._clock.now + self._scenario.hand_over_s, self._hand_over, (request, request.attempt))
 
@@ -292,7 +302,17 @@ class _Run:
             request.renew(self._page_size)
             self._stand(request, -inf)
 
-    # ---- what instances did ------------------------------------------------------------------------------------
+    # ---- when all is over ------------------------------------------------------------------------------------
+
+    def _check_over(self) -> None:
+        """Each has ended once, and nothing is held anywhere."""
+        assert self._num_ended == len(self._requests) == len(self._arrivals.arrivals), "not all have ended once"
+        assert not self._jobs and not self._at, f"{len(self._jobs)} jobs and {len(self._at)} requests are left"
+        for one in self._decoders.values():
+            assert not one.pages.num_held and not one.num_running, f"{one.spec.name}: {one.pages!r}"
+        for prefiller in self._prefillers.values():
+            held, leased = prefiller.pages.num_held, prefiller.leases.outstanding_tokens
+            assert not held and not leased, f"{prefiller.spec.name}: {prefiller.pages!r}, {leased} tokens leased"
 
     def _did(self) -> list[Did]:
         did = {one.spec.name: one.did() for one in self._decoders.values()}
