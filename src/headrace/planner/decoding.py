@@ -108,6 +108,7 @@ class Decoder:
         self._lengths = OutputLengths()
         self._num_arrived = 0
         self._num_rows_ever = 0
+        self.on_change: Callable[[], None] = lambda: None  # of what `stands` tells
         self._lives = 0  # of events: those of a former one are void
         self._empty()
         self.told = self._tell()
@@ -128,7 +129,7 @@ class Decoder:
         self._charged = self.log.num_steps
         self._span: Span | None = None
         self._chunks: Sequence[Chunk[Request]] = ()
-        self._stands: dict[Tier, Stands] = {}
+        self._stands: dict[Tier, Stands] = {}  # as long as nothing changes
         self.queued_tokens = {"interactive": 0, "flex": 0}
 
     # ---- coming in ---------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class Decoder:
         if not self._try_enter(request):
             return False
         self._num_arrived += 1
-        self._stands.clear()
+        self._change()
         self.told.num_free_pages -= request.num_pages - request.hit_len // self.spec.page_size
         return True
 
@@ -172,7 +173,7 @@ class Decoder:
         request.state = State.HELD
         self._others[request] = None
         self._other_keys += num_known
-        self._stands.clear()
+        self._change()
         return True
 
     def start(self, request: Request) -> None:
@@ -189,7 +190,7 @@ class Decoder:
             self._is_there(request)
             return
         request.state = State.PREFILLING
-        self._stands.clear()
+        self._change()
         self.queued_tokens[request.tier] += num_missing
         insort(self._prefilling, request, key=lambda one: one.rank)
 
@@ -313,7 +314,7 @@ class Decoder:
     def _commit_chunks(self) -> None:
         chunks, self._chunks = self._chunks, ()
         if chunks:
-            self._stands.clear()
+            self._change()
         for chunk in chunks:
             request = chunk.key
             self.num_computed += chunk.end - chunk.begin
@@ -387,7 +388,7 @@ class Decoder:
             request.num_named = self.pages.num_pages_of(names)
             request.names = names
         self.pages.release(request.names, request.num_private)
-        self._stands.clear()
+        self._change()
         self.told.num_free_pages += request.num_pages - request.hit_len // self.spec.page_size
         request.names, request.num_pages, request.num_named = (), 0, 0
 
@@ -503,12 +504,13 @@ class Decoder:
         self._lives += 1
         self.is_down = True
         self._empty()
+        self._change()
         return lost
 
     def revive(self) -> None:
         self.is_down = False
         self.told = self._tell()
-        self._stands.clear()
+        self._change()
 
     # ---- how it stands -----------------------------------------------------------------------------------------
 
@@ -521,8 +523,12 @@ class Decoder:
         if self._clock.now - self.told.at >= STATUS_S:
             self._cut()
             self.told = self._tell()
-            self._stands.clear()
+            self._change()
         return self.told
+
+    def _change(self) -> None:
+        self._stands.clear()
+        self.on_change()
 
     def stands(self, tier: Tier) -> Stands:
         """To a request of this tier."""

@@ -1,12 +1,14 @@
 """The simulated gateway's choice: `gateway.route`, of views that are shown to it without those that could not win.
 
 `route` prices every pair of a decoder and a prefiller; of a hundred instances nearly all are no better than another in
-anything that it looks at. Those are left out here: the choice is the same but for ties, and a test holds it to that.
+anything that it looks at. Those are left out (`ranking`): the choice is the same but for ties, and a test says so.
 Views are as old as a Status may be, but for what the gateway itself has placed since.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
+from headrace.engine.requests import TIERS
 from headrace.gateway.forecast import Fleet
 from headrace.gateway.route import (
     DecoderView,
@@ -19,8 +21,10 @@ from headrace.gateway.route import (
     num_pages_wanted,
     route,
 )
-from headrace.planner.decoding import Decoder, Stands
+from headrace.planner.clock import Clock
+from headrace.planner.decoding import Decoder
 from headrace.planner.prefilling import Prefiller
+from headrace.planner.ranking import Kind, Ranking
 from headrace.planner.requests import Request
 from headrace.planner.scenario import Instance, Scenario
 from headrace.protocol.control import Decoding, Prefilling
@@ -34,25 +38,47 @@ def wanted_of(request: Request) -> Wanted:
 
 
 class Placing:
-    def __init__(self, scenario: Scenario, decoders: Sequence[Decoder], prefillers: Sequence[Prefiller]) -> None:
+    def __init__(
+        self, scenario: Scenario, decoders: Sequence[Decoder], prefillers: Sequence[Prefiller], clock: Clock
+    ) -> None:
         self._decoders = decoders
         self._prefillers = prefillers
         self._hand_over_s = scenario.hand_over_s
         self._transfers = exposed_costs(scenario)
         network = scenario.network
         is_uniform = network.same_host is None and network.same_switch is None
-        self._kinds = kinds_of([one.spec for one in decoders], is_uniform=is_uniform)
+        kinds = kinds_of([one.spec for one in decoders], is_uniform=is_uniform)
         self._prefiller_kinds = kinds_of([one.spec for one in prefillers], is_uniform=is_uniform)
+        self._rankings = {tier: Ranking(decoders, kinds, tier, clock) for tier in TIERS}
+        for nth, decoder in enumerate(decoders):
+            decoder.on_change = partial(self._changed, nth)
 
-    def choose(self, request: Request, full: Collection[Decoder]) -> Route | None:
-        """None: nobody decodes. Those in `full` have just said NoRoom, and are chosen if nobody else is left."""
+    def _changed(self, nth: int) -> None:
+        for ranking in self._rankings.values():
+            ranking.changed(nth)
+
+    def choose(self, request: Request, full: Collection[int]) -> tuple[int, Route] | None:
+        """-> a decoder's number, and the way. None: nobody decodes. Those in `full` have just said NoRoom, and are
+        chosen if nobody else is left."""
         wanted = wanted_of(request)
-        able = self._undominated(request, num_pages_wanted(wanted, self._decoders[0].spec.page_size), full)
-        if not able:
-            up = [decoder for decoder in self._decoders if not decoder.is_down]
-            able = _freest([decoder for decoder in up if decoder not in full] or up)
-        views = [decoder_view(decoder, request, self._hand_over_s) for decoder in able]
-        return route(views, self._granting(request), wanted, self._transfers)
+        able = self._rankings[request.tier].undominated(
+            num_pages_wanted(wanted, self._decoders[0].spec.page_size),
+            full=full,
+            num_missing=partial(_num_missing, request) if may_have_hits(request) else None,
+        )
+        able = able or self._freest(full)
+        views = [decoder_view(self._decoders[nth], request, self._hand_over_s) for nth in able]
+        chosen = route(views, self._granting(request), wanted, self._transfers)
+        if chosen is None:
+            return None
+        return next(nth for nth in able if self._decoders[nth].spec.name == chosen.decoder), chosen
+
+    def _freest(self, full: Collection[int]) -> list[int]:
+        """None has room."""
+        up = [nth for nth, decoder in enumerate(self._decoders) if not decoder.is_down]
+        up = [nth for nth in up if nth not in full] or up
+        decoders = self._decoders
+        return sorted(up, key=lambda nth: (-decoders[nth].tell().num_free_pages, decoders[nth].num_running, nth))[:1]
 
     def choose_prefiller(self, decoder: Decoder, request: Request) -> str | None:
         """For a request that is at this decoder already."""
@@ -68,22 +94,6 @@ class Placing:
             prefillers=[prefiller_view(one, request) for one in self._prefillers if not one.is_down],
             transfers=self._transfers,
         )
-
-    def _undominated(self, request: Request, num_pages: int, full: Collection[Decoder]) -> list[Decoder]:
-        """Of those with room, without those of which another is no worse in anything."""
-        has_hits = may_have_hits(request)
-        ranked: dict[Kind, list[tuple[Stands, int]]] = {kind: [] for kind in self._kinds}
-        tier = request.tier
-        for nth, decoder in enumerate(self._decoders):
-            if decoder.is_down or (full and decoder in full):
-                continue
-            stands = decoder.stands(tier)
-            if -stands.num_full < num_pages or stands.num_running >= decoder.spec.max_running:
-                continue
-            if has_hits:
-                stands = stands._replace(num_missing=-cached_tokens(decoder, request))
-            ranked[self._kinds[nth]].append((stands, nth))
-        return [self._decoders[nth] for ones in ranked.values() for nth in undominated(ones)]
 
     def _granting(self, request: Request) -> list[PrefillerView]:
         """Those that would grant a lease, of those that differ in nothing else the one with the shortest queue; where
@@ -101,10 +111,7 @@ class Placing:
         return [prefiller_view(one, request) for _, one in best.values()]
 
 
-# ---- who could win ---------------------------------------------------------------------------------------------
-
-Kind = int
-"""The same of instances that differ only in how they stand."""
+# ---- who is like whom ------------------------------------------------------------------------------------------
 
 
 def kinds_of(specs: Sequence[Instance], *, is_uniform: bool) -> list[Kind]:
@@ -115,31 +122,6 @@ def kinds_of(specs: Sequence[Instance], *, is_uniform: bool) -> list[Kind]:
         same = (spec.role, spec.measured, spec.num_pages, spec.chunk_tokens, spec.max_running, spec.prefills, *place)
         found.append(numbers.setdefault(same, len(numbers)))
     return found
-
-
-def undominated(ranked: list[tuple[Stands, int]]) -> list[int]:
-    """-> the numbers of those that nobody else is as good as in everything."""
-    ranked.sort()
-    found: list[Stands] = []
-    chosen = []
-    for stands, nth in ranked:
-        _, num_before, num_missing, slowness, step_s, _ = stands
-        for other in found:  # each of them runs no more
-            if (
-                other.num_before <= num_before
-                and other.num_missing <= num_missing
-                and other.slowness <= slowness
-                and other.step_s <= step_s
-            ):
-                break
-        else:
-            found.append(stands)
-            chosen.append(nth)
-    return chosen
-
-
-def _freest(decoders: Sequence[Decoder]) -> list[Decoder]:
-    return [min(decoders, key=lambda one: (-one.tell().num_free_pages, one.num_running))] if decoders else []
 
 
 def has_room(decoder: Decoder, wanted: Wanted) -> bool:
@@ -154,6 +136,11 @@ def has_room(decoder: Decoder, wanted: Wanted) -> bool:
 def may_have_hits(request: Request) -> bool:
     """A prompt that shares nothing, and comes for the first time, nobody has."""
     return bool(request.arrival.blocks) or request.attempt > 0
+
+
+def _num_missing(request: Request, decoder: Decoder) -> int:
+    """Less than of a prompt that it has nothing of."""
+    return -cached_tokens(decoder, request)
 
 
 def cached_tokens(instance: Decoder | Prefiller, request: Request) -> int:

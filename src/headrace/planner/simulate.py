@@ -71,7 +71,7 @@ class _Run:
             for one in scenario.instances
             if not one.decodes
         }
-        self._placing = Placing(scenario, [*self._decoders.values()], [*self._prefillers.values()])
+        self._placing = Placing(scenario, [*self._decoders.values()], [*self._prefillers.values()], clock)
         self._longest = min(one.num_pages * one.page_size for one in scenario.instances if one.decodes)
         self._line: dict[Tier, list[tuple[float, int, Request]]] = {tier: [] for tier in TIERS}
         self._waits_for_room: dict[Tier, bool] = dict.fromkeys(TIERS, False)
@@ -190,12 +190,13 @@ class _Run:
             self._place_heads()
 
     def _try_place(self, request: Request) -> bool:
-        full: list[Decoder] = []
+        full: list[int] = []
         while True:
-            chosen = self._placing.choose(request, full)
-            if chosen is None or self._decoders[chosen.decoder] in full:
+            found = self._placing.choose(request, full)
+            if found is None or found[0] in full:
                 self._waits_for_room[request.tier] = True
                 return False
+            nth, chosen = found
             decoder = self._decoders[chosen.decoder]
             if chosen.prefiller is None:
                 if decoder.try_admit(request):
@@ -213,7 +214,7 @@ class _Run:
                     self._have_prefilled(request, decoder, prefiller, lease)
                     return True
                 prefiller.leases.end(lease)
-            full.append(decoder)
+            full.append(nth)
 
     def _take(self, request: Request, decoder: Decoder) -> None:
         request.attempt += 1
