@@ -56,7 +56,7 @@ def test_constant_prompts_wait_as_in_a_queue_with_constant_service() -> None:
     decoders = [instance(f"d{nth}", "decoder") for nth in range(4)]
     service_s = COST.predict(StepSize().with_chunk(0, 512))
     load = 0.4
-    asked = poisson(6_000, load / service_s, prompt=(513, 513), output=(1, 1), seed=3)
+    asked = poisson(4_000, load / service_s, prompt=(513, 513), output=(1, 1), seed=3)
     done = simulate(scenario(instance("p", "prefiller", chunk_tokens=512), *decoders), asked)
     waits = np.array([record.waterfall.queue_s for record in done if record.waterfall is not None], dtype=float)
     expected, wait_s = [0.0], 0.0
@@ -64,4 +64,4 @@ def test_constant_prompts_wait_as_in_a_queue_with_constant_service() -> None:
         wait_s = max(0.0, wait_s + service_s - (late - early))
         expected.append(wait_s)
     assert waits == pytest.approx(np.array(expected), abs=1e-9)
-    assert waits.mean() == pytest.approx(load / (2 * (1 - load)) * service_s, rel=0.08)  # of so many
+    assert waits.mean() == pytest.approx(load / (2 * (1 - load)) * service_s, rel=0.1)  # of so many

@@ -166,10 +166,9 @@ class Decoder:
         if not may_enter(standing, entering, max_running=self.spec.max_running, budget=self._budget):
             return False
         request.hit_len = request.computed = self.pages.hit_tokens(request.prefix, num_known)
-        request.names = self.pages.pin(request.prefix)
-        request.num_named = self.pages.num_pages_of(request.names)
+        request.held = self.pages.pin(request.prefix)
         request.num_pages = num_pages
-        self.pages.take(num_pages - request.num_named)
+        self.pages.take(request.num_private)
         request.state = State.HELD
         self._others[request] = None
         self._other_keys += num_known
@@ -277,7 +276,8 @@ class Decoder:
         self.busy_s += span.ends_at - span.began_at
         self._num_keys += span.num_steps * len(self._rows)
         for request in self._fresh if span.num_steps else ():
-            if request.first_at is None and request.joined == first_step:
+            has_row = request in self._rows and request.joined == first_step  # it may have given way at once
+            if has_row and request.first_at is None:
                 request.decodes_at, request.first_at = span.began_at, span.end_of(1)
         self._fresh.clear()
 
@@ -321,15 +321,15 @@ class Decoder:
             num_before = request.num_known - 1
             self.queued_tokens[request.tier] -= min(chunk.end, num_before) - min(chunk.begin, num_before)
             request.computed = chunk.end
-            if chunk.end < num_before + self._samples:
+            if chunk.end < num_before:
                 continue
             self._prefilling.remove(request)
             self._index(request)
             request.computed_at = self._clock.now if request.computed_at is None else request.computed_at
-            if self._samples:
+            if chunk.end > num_before:
                 request.first_at = self._clock.now if request.first_at is None else request.first_at
                 self._join(request, self.log.num_steps - 1)
-            else:
+            else:  # of a colocated one too: its last token is a row
                 self._is_there(request)
 
     # ---- rows --------------------------------------------------------------------------------------------------
@@ -361,8 +361,8 @@ class Decoder:
         num_steps = self.log.num_steps - request.joined
         self._num_keys -= request.known + num_steps
         del self._rows[request]
+        request.num_pages += self._num_grown(request)
         if request.grows:
-            request.num_pages += (self._charged - 1 - request.needs_from) // self.spec.page_size + 1
             self._growing[request.needs_from % self.spec.page_size] -= 1
             self._num_growing -= 1
         request.grows = False
@@ -380,21 +380,16 @@ class Decoder:
 
     def _release(self, request: Request) -> None:
         """What of it is computed stays cached."""
-        num_whole = (request.num_known - 1) // self.spec.page_size
-        num_of_prompt = request.prefix.page_ends[-1]
-        if num_whole > num_of_prompt and request.prefix.names[-1][0] == "own":
-            own = request.prefix.names[-1]
-            names = self.pages.append(own, request.names, num_whole - num_of_prompt)
-            request.num_named = self.pages.num_pages_of(names)
-            request.names = names
-        self.pages.release(request.names, request.num_private)
+        if request.generated:
+            request.renew(self.spec.page_size)
+            self._index(request)
+        self.pages.release(request.held, request.num_private)
         self._change()
         self.told.num_free_pages += request.num_pages - request.hit_len // self.spec.page_size
-        request.names, request.num_pages, request.num_named = (), 0, 0
+        request.held, request.num_pages = {}, 0
 
     def _index(self, request: Request) -> None:
-        request.names = self.pages.index(request.prefix, request.names)
-        request.num_named = self.pages.num_pages_of(request.names)
+        request.held = self.pages.index(request.prefix, request.held)
 
     # ---- pages beyond what was reserved ------------------------------------------------------------------------
 
@@ -406,6 +401,12 @@ class Decoder:
                 request.grows = True
                 self._growing[step % self.spec.page_size] += 1
                 self._num_growing += 1
+
+    def _num_grown(self, request: Request) -> int:
+        """Pages beyond its reservation that were charged."""
+        if not request.grows or self._charged <= request.needs_from:
+            return 0
+        return (self._charged - 1 - request.needs_from) // self.spec.page_size + 1
 
     def _num_needed(self, num_steps: int) -> int:
         """Pages, by the next steps from what is charged on."""
@@ -463,26 +464,24 @@ class Decoder:
         request.state = State.WAITING
         request.num_preemptions += 1
         self.num_preemptions += 1
-        request.renew(self.spec.page_size)
         self.queued_tokens[request.tier] += request.num_known - 1
         insort(self._waiting, request, key=lambda one: one.rank)
 
     def _tables(self, requests: Sequence[Request]) -> list[Sequence[int]]:
         """With page ids that are made up, the same for what they share."""
-        shared: dict[Name, range] = {}
-        tables: list[Sequence[int]] = []
+        most: dict[Name, int] = {}
+        for name, num_pages in chain.from_iterable(request.held.items() for request in requests):
+            most[name] = max(most.get(name, 0), num_pages)
         num_ids = 0
+        shared: dict[Name, range] = {}
+        for name, num_pages in most.items():
+            shared[name] = range(num_ids, num_ids + num_pages)
+            num_ids += num_pages
+        tables: list[Sequence[int]] = []
         for request in requests:
-            for name in request.names:
-                if name not in shared:
-                    shared[name] = range(num_ids, num_ids + self.pages.num_pages_of([name]))
-                    num_ids = shared[name].stop
-            grown = 0
-            if request.grows and self._charged > request.needs_from:
-                grown = (self._charged - 1 - request.needs_from) // self.spec.page_size + 1
-            private = range(num_ids, num_ids + request.num_private + grown)
+            private = range(num_ids, num_ids + request.num_private + self._num_grown(request))
             num_ids = private.stop
-            parts = [shared[name] for name in request.names]
+            parts = [shared[name][:num_pages] for name, num_pages in request.held.items()]
             tables.append(list(chain(*parts, private)) if parts else private)
         return tables
 
@@ -499,7 +498,7 @@ class Decoder:
             self._part(request)
         for request in lost:
             request.state = State.PLACING
-            request.names, request.num_pages, request.num_named = (), 0, 0
+            request.held, request.num_pages = {}, 0
         self.pages.clear()
         self._lives += 1
         self.is_down = True
@@ -525,6 +524,13 @@ class Decoder:
             self.told = self._tell()
             self._change()
         return self.told
+
+    def cached_tokens(self, request: Request) -> int:
+        """Of its prompt. The pages that rows have taken by now may have been some of them."""
+        span = self._span
+        if span is not None and self._num_growing and self._num_needed(span.num_steps) > self.pages.num_free:
+            self._cut()
+        return self.pages.hit_tokens(request.prefix, request.num_known)
 
     def _change(self) -> None:
         self._stands.clear()

@@ -17,6 +17,9 @@ from headrace.kvcache.prefix import hit_tokens, num_whole_pages
 Name = tuple[str, int]
 """Of an entry: of a block, with all that came before it in its prompt, or of what one request alone has."""
 
+Held = dict[Name, int]
+"""What a request holds by name, in order of position: pages of each, which are others' too. Not to be changed."""
+
 
 def chained(blocks: Sequence[int]) -> tuple[int, ...]:
     """Equal where whole prefixes are equal."""
@@ -93,9 +96,8 @@ class Pages:
             if entry.num_pages < num_pages:
                 return
 
-    def pin(self, prefix: Prefix) -> tuple[Name, ...]:
-        """-> what is to be given to `release`."""
-        pinned = tuple(self._hits(prefix))
+    def pin(self, prefix: Prefix) -> Held:
+        pinned = list(self._hits(prefix))
         for name, entry in pinned:
             if not entry.num_holders:
                 del self._cached[name]
@@ -103,20 +105,20 @@ class Pages:
                 self.num_held += entry.num_pages
             entry.num_holders += 1
         self.check()
-        return tuple(name for name, _ in pinned)
+        return {name: entry.num_pages for name, entry in pinned}
 
-    def num_pages_of(self, names: Sequence[Name]) -> int:
-        return sum(self._entries[name].num_pages for name in names)
-
-    def index(self, prefix: Prefix, pinned: Sequence[Name]) -> tuple[Name, ...]:
-        """All of it is computed, into pages that its request holds alone; what others indexed first stays as it is.
-        -> what the request holds by name now."""
-        found = list(pinned)
-        for name, num_pages in list(prefix.parts())[len(pinned) :]:
-            if name not in self._entries and num_pages:
+    def index(self, prefix: Prefix, held: Held) -> Held:
+        """All of it is computed, into pages that its holder has. What others have indexed meanwhile stays as it is.
+        -> what it holds by name now."""
+        held = dict(held)
+        for name, num_pages in prefix.parts():
+            entry = self._entries.get(name)
+            if entry is None and num_pages:
                 self._entries[name] = _Entry(num_pages, 1)
-                found.append(name)
-        return tuple(found)
+                held[name] = num_pages
+            elif entry is not None and held.get(name) == entry.num_pages < num_pages:
+                held[name] = entry.num_pages = num_pages  # its end had been evicted, or is new
+        return held
 
     # ---- pages -------------------------------------------------------------------------------------------------
 
@@ -141,11 +143,11 @@ class Pages:
             if not entry.num_pages:
                 del self._cached[name], self._entries[name]
 
-    def release(self, names: Sequence[Name], num_private: int) -> None:
-        """What a request holds by name, and so many more."""
+    def release(self, held: Held, num_private: int) -> None:
+        """What it holds by name, and so many more."""
         self.num_held -= num_private
         self.num_free += num_private
-        for name in reversed(names):
+        for name in reversed(held):
             entry = self._entries[name]
             entry.num_holders -= 1
             if not entry.num_holders:
@@ -153,15 +155,6 @@ class Pages:
                 self.num_held -= entry.num_pages
                 self.num_cached += entry.num_pages
         self.check()
-
-    def append(self, own: Name, names: Sequence[Name], num_more: int) -> tuple[Name, ...]:
-        """Private pages that a request has filled behind its prompt are indexed too. -> what it holds by name now."""
-        if own in names:
-            self._entries[own].num_pages += num_more
-        elif own not in self._entries and num_more:
-            self._entries[own] = _Entry(num_more, 1)
-            return (*names, own)
-        return tuple(names)
 
     def clear(self) -> None:
         """All is lost."""

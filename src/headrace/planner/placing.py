@@ -104,10 +104,10 @@ class Placing:
         best: dict[tuple[Kind, int], tuple[int, Prefiller]] = {}
         for one, kind in granting:
             cached = cached_tokens(one, request) if has_hits else 0
-            num_queued = one.leases.outstanding_tokens
+            num_before = one.num_before(request.tier)
             known = best.get((kind, cached))
-            if known is None or num_queued < known[0]:
-                best[kind, cached] = num_queued, one
+            if known is None or num_before < known[0]:
+                best[kind, cached] = num_before, one
         return [prefiller_view(one, request) for _, one in best.values()]
 
 
@@ -146,7 +146,7 @@ def _num_missing(request: Request, decoder: Decoder) -> int:
 def cached_tokens(instance: Decoder | Prefiller, request: Request) -> int:
     if not may_have_hits(request):
         return 0
-    return instance.pages.hit_tokens(request.prefix, request.num_known)
+    return instance.cached_tokens(request)
 
 
 def decoder_view(decoder: Decoder, request: Request, hand_over_s: float) -> DecoderView:
@@ -181,8 +181,8 @@ def prefiller_view(prefiller: Prefiller, request: Request) -> PrefillerView:
     spec, speed = prefiller.spec, prefiller.speed
     return PrefillerView(
         uuid=spec.name,
-        num_queued_tokens=prefiller.num_queued_tokens(),
-        num_background_tokens=prefiller.num_queued_tokens(background=True),
+        num_queued_tokens=prefiller.leases.outstanding_tokens,
+        num_background_tokens=prefiller.leases.outstanding_of("flex"),
         max_tokens=spec.num_pages * spec.page_size,
         cached_tokens=cached_tokens(prefiller, request),
         prefilling=Prefilling(step_s=speed.step_s, rate=speed.rate, chunk_tokens=speed.chunk_tokens),

@@ -7,7 +7,7 @@
 
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.engine.cost import StepSize
 from headrace.engine.requests import Tier
@@ -17,7 +17,7 @@ from headrace.messenger.plan import PromptPages
 from headrace.planner.clock import Clock
 from headrace.planner.links import Sent, Way, send
 from headrace.planner.outcome import Did
-from headrace.planner.pages import Name, Pages
+from headrace.planner.pages import Held, Pages
 from headrace.planner.requests import Request
 from headrace.planner.scenario import Instance, KvModel, LinkModel
 
@@ -37,7 +37,7 @@ class Job:
     order: int = 0
     hit_len: int = 0
     computed: int = 0
-    names: tuple[Name, ...] = ()
+    held: Held = field(default_factory=dict)
     num_private: int = 0
     landed_at: float = 0.0
     is_dropped: bool = False
@@ -112,7 +112,7 @@ class Prefiller:
         num_hit = hit // pages.page_size
         if num_pages - pages.num_held_of(prefix) > pages.num_available:
             return False
-        job.names = pages.pin(prefix)
+        job.held = pages.pin(prefix)
         job.num_private = num_pages - num_hit
         pages.take(job.num_private)
         job.hit_len = job.computed = hit
@@ -194,10 +194,9 @@ class Prefiller:
         self._on_room()
 
     def _finish(self, job: Job) -> None:
-        num_named = self.pages.num_pages_of(job.names)
-        names = self.pages.index(job.request.prefix, job.names)
-        job.num_private -= self.pages.num_pages_of(names) - num_named
-        job.names = names
+        held = self.pages.index(job.request.prefix, job.held)
+        job.num_private -= sum(held.values()) - sum(job.held.values())
+        job.held = held
         if job.request.computed_at is None:
             job.request.computed_at = self._clock.now
         self._clock.at(job.landed_at, self._landed, (self._lives, job))
@@ -213,7 +212,7 @@ class Prefiller:
 
     def _release(self, job: Job) -> None:
         del self._open[job]
-        self.pages.release(job.names, job.num_private)
+        self.pages.release(job.held, job.num_private)
 
     # ---- failing -----------------------------------------------------------------------------------------------
 
@@ -235,8 +234,14 @@ class Prefiller:
 
     # ---- how it stands -----------------------------------------------------------------------------------------
 
-    def num_queued_tokens(self, *, background: bool = False) -> int:
-        return self.leases.outstanding_of("flex") if background else self.leases.outstanding_tokens
+    def num_before(self, tier: Tier) -> int:
+        """Tokens that are computed before a prompt of this tier."""
+        background = self.leases.outstanding_of("flex")
+        urgent = self.leases.outstanding_of("interactive")
+        return urgent + (min(background, self.spec.chunk_tokens) if tier == "interactive" else background)
+
+    def cached_tokens(self, request: Request) -> int:
+        return self.pages.hit_tokens(request.prefix, request.num_known)
 
     def did(self) -> Did:
         return Did(

@@ -12,7 +12,7 @@ from headrace.bench.records import RequestRecord, Waterfall
 from headrace.bench.workload import Arrival
 from headrace.engine.requests import Tier
 from headrace.engine.schedule import rank
-from headrace.planner.pages import Name, Prefix
+from headrace.planner.pages import Held, Prefix
 from headrace.planner.spans import Log
 
 
@@ -40,9 +40,8 @@ class Request:
     attempt: int = 0
     generated: int = 0
     # Pages at its decoder
-    names: tuple[Name, ...] = ()
+    held: Held = field(default_factory=dict)
     num_pages: int = 0
-    num_named: int = 0  # of these
     hit_len: int = 0
     computed: int = 0
     # Its row, by its number
@@ -84,7 +83,7 @@ class Request:
 
     @property
     def num_private(self) -> int:
-        return self.num_pages - self.num_named
+        return self.num_pages - sum(self.held.values())
 
     def renew(self, page_size: int) -> None:
         """What it has by now is its prompt."""
