@@ -8,15 +8,14 @@ behind the step that runs. `closed_form` False makes every span one step: slow, 
                    `-- fetched --> READY                    |
                                    WAITING <-- preempted ---'    back as by start, when there is room
 
-Pages that rows need beyond their reservation come one each `page_size` steps: `_growing` counts such rows by the step
-in which they do, modulo that. They are charged when somebody looks.
+Pages that rows need beyond their reservation (`growing`) are charged when somebody looks; when there are none,
+`giving_way` tells who loses his.
 """
 
 from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain
 from typing import NamedTuple
 
 from headrace.engine.cost import PrefillSpeed, StepSize
@@ -24,22 +23,21 @@ from headrace.engine.growth import OutputLengths
 from headrace.engine.requests import Tier
 from headrace.engine.schedule import (
     Chunk,
-    Decoding,
     Entering,
     LatencyBudget,
     Prefilling,
-    Snapshot,
     Standing,
     chunks_beside,
     may_enter,
-    schedule,
     size_beside,
 )
 from headrace.kvcache.reservation import num_reserved_pages
 from headrace.planner.clock import Clock
+from headrace.planner.giving_way import who_gives_way
+from headrace.planner.growing import Growing
 from headrace.planner.links import Way
 from headrace.planner.outcome import Did
-from headrace.planner.pages import Name, Pages
+from headrace.planner.pages import Pages
 from headrace.planner.requests import Request, State
 from headrace.planner.scenario import Instance
 from headrace.planner.spans import Log, Span, plan_span
@@ -124,9 +122,7 @@ class Decoder:
         self._waiting: list[Request] = []
         self._ends: list[tuple[int, int, Request]] = []  # step, row
         self._needs: list[tuple[int, int, Request]] = []
-        self._growing = [0] * self.spec.page_size
-        self._num_growing = 0
-        self._charged = self.log.num_steps
+        self._growing = Growing(self.pages, self.log.num_steps)
         self._span: Span | None = None
         self._chunks: Sequence[Chunk[Request]] = ()
         self._stands: dict[Tier, Stands] = {}  # as long as nothing changes
@@ -159,7 +155,7 @@ class Decoder:
         is_between = self._span is None
         standing = Standing(
             num_running=self.num_running,
-            num_growing=self._growing[self.log.num_steps % page_size] if is_between else 0,
+            num_growing=self._growing.num_needed(1) if is_between else 0,
             num_available=self.pages.num_available,
             num_keys=self._num_keys + self._other_keys,
         )
@@ -227,7 +223,7 @@ class Decoder:
             self.queued_tokens[first.tier] -= first.num_known - 1
             self._start(first)
         self._join_ready()
-        if self._num_needed(1) > self.pages.num_available:
+        if self._growing.num_needed(1) > self.pages.num_available:
             self._make_room()
         rows = StepSize(rows=len(self._rows), keys=self._num_keys)
         self._chunks = self._plan_chunks(rows) if self._prefilling else ()
@@ -250,13 +246,13 @@ class Decoder:
         num_begun = span.num_begun(self._clock.now)
         if num_begun < span.num_steps:
             self._run(span.cut(num_begun))
-        self._charge(self.log.num_steps + num_begun)
+        self._growing.charge(self.log.num_steps + num_begun)
 
     def _end(self, life: int) -> None:
         if life != self._lives or self._span is None:
             return
         span, self._span = self._span, None
-        self._charge(self.log.num_steps + span.num_steps)
+        self._growing.charge(self.log.num_steps + span.num_steps)
         self._add(span)
         has_news = bool(self._chunks)
         self._commit_chunks()
@@ -288,8 +284,8 @@ class Decoder:
         most = self._ends[0][0] - self.log.num_steps
         if self._needs:
             most = min(most, self._needs[0][0] - self.log.num_steps)
-        if self._num_growing and self._num_needed(most) > self.pages.num_available:
-            most = bisect_right(range(1, most + 1), self.pages.num_available, key=self._num_needed)
+        if self._growing.num_needed(most) > self.pages.num_available:
+            most = bisect_right(range(1, most + 1), self.pages.num_available, key=self._growing.num_needed)
         return most
 
     # ---- prompts -----------------------------------------------------------------------------------------------
@@ -361,10 +357,9 @@ class Decoder:
         num_steps = self.log.num_steps - request.joined
         self._num_keys -= request.known + num_steps
         del self._rows[request]
-        request.num_pages += self._num_grown(request)
+        request.num_pages = self._num_pages(request)
         if request.grows:
-            self._growing[request.needs_from % self.spec.page_size] -= 1
-            self._num_growing -= 1
+            self._growing.remove(request.needs_from)
         request.grows = False
         request.generated += num_steps
         if num_steps:
@@ -399,60 +394,26 @@ class Decoder:
             step, row, request = heappop(self._needs)
             if request in self._rows and request.row == row:
                 request.grows = True
-                self._growing[step % self.spec.page_size] += 1
-                self._num_growing += 1
+                self._growing.add(step)
 
-    def _num_grown(self, request: Request) -> int:
-        """Pages beyond its reservation that were charged."""
-        if not request.grows or self._charged <= request.needs_from:
-            return 0
-        return (self._charged - 1 - request.needs_from) // self.spec.page_size + 1
-
-    def _num_needed(self, num_steps: int) -> int:
-        """Pages, by the next steps from what is charged on."""
-        rounds, rest = divmod(num_steps, self.spec.page_size)
-        first = self._charged
-        return rounds * self._num_growing + sum(
-            self._growing[(first + nth) % self.spec.page_size] for nth in range(rest)
-        )
-
-    def _charge(self, step: int) -> None:
-        """Take the pages of all steps before this one."""
-        num_pages = self._num_needed(step - self._charged) if self._num_growing else 0
-        if num_pages:
-            self.pages.take(num_pages)
-        self._charged = step
+    def _num_pages(self, request: Request) -> int:
+        """With those beyond its reservation that were charged."""
+        return request.num_pages + (self._growing.num_taken(request.needs_from) if request.grows else 0)
 
     def _make_room(self) -> None:
-        """Pages have run out: the engine's schedule says who gives way."""
-        rows = list(self._rows)
-        tables = self._tables([*rows, *self._others])
-        plan = schedule(
-            Snapshot(
-                decoding=[
-                    Decoding(
-                        key=request,
-                        tier=request.tier,
-                        order=request.order,
-                        kv_len=request.known - 1 + self.log.num_steps - request.joined,
-                        pages=table,
-                    )
-                    for request, table in zip(rows, tables, strict=False)
-                ],
-                prefilling=(),
-                other_tables=tables[len(rows) :],
-                other_keys=self._other_keys,
-                first_in_line=None,
-                num_available=self.pages.num_available,
-                page_size=self.spec.page_size,
-            ),
-            chunk_tokens=self.spec.chunk_tokens,
+        """Pages have run out."""
+        given = who_gives_way(
+            list(self._rows),
+            self._others,
+            num_available=self.pages.num_available,
+            page_size=self.spec.page_size,
+            kv_len=lambda row: row.known - 1 + self.log.num_steps - row.joined,
+            num_pages=self._num_pages,
         )
-        preempt, stay = ((), ()) if plan is None else (plan.preempt, plan.rows)
-        for request in preempt:
+        for request in given.preempt:
             self._preempt(request)
-        for request in [request for request in self._rows if request not in set(stay)]:
-            self._part(request)  # the oldest, and no page for it: it stands still
+        for request in [request for request in self._rows if request not in given.stay]:
+            self._part(request)  # the oldest, and no page for it
             self._others[request] = None
             self._other_keys += request.num_known
             request.state = State.READY
@@ -466,24 +427,6 @@ class Decoder:
         self.num_preemptions += 1
         self.queued_tokens[request.tier] += request.num_known - 1
         insort(self._waiting, request, key=lambda one: one.rank)
-
-    def _tables(self, requests: Sequence[Request]) -> list[Sequence[int]]:
-        """With page ids that are made up, the same for what they share."""
-        most: dict[Name, int] = {}
-        for name, num_pages in chain.from_iterable(request.held.items() for request in requests):
-            most[name] = max(most.get(name, 0), num_pages)
-        num_ids = 0
-        shared: dict[Name, range] = {}
-        for name, num_pages in most.items():
-            shared[name] = range(num_ids, num_ids + num_pages)
-            num_ids += num_pages
-        tables: list[Sequence[int]] = []
-        for request in requests:
-            private = range(num_ids, num_ids + request.num_private + self._num_grown(request))
-            num_ids = private.stop
-            parts = [shared[name][:num_pages] for name, num_pages in request.held.items()]
-            tables.append(list(chain(*parts, private)) if parts else private)
-        return tables
 
     # ---- failing -----------------------------------------------------------------------------------------------
 
@@ -528,7 +471,7 @@ class Decoder:
     def cached_tokens(self, request: Request) -> int:
         """Of its prompt. The pages that rows have taken by now may have been some of them."""
         span = self._span
-        if span is not None and self._num_growing and self._num_needed(span.num_steps) > self.pages.num_free:
+        if span is not None and self._growing.num_needed(span.num_steps) > self.pages.num_free:
             self._cut()
         return self.pages.hit_tokens(request.prefix, request.num_known)
 
