@@ -42,8 +42,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "bench": ("errors", "protocol"),
     "planner": (
         *("errors", "protocol", "bench.workload", "bench.records", "bench.metrics", "bench.verdict"),
-        *("kvcache.layout", "kvcache.sharding", "messenger.plan"),
-        *("engine.schedule", "gateway.route", "gateway.forecast", "gateway.admit", "model.shape"),
+        *("kvcache.layout", "kvcache.sharding", "kvcache.prefix", "kvcache.reservation"),
+        *("messenger.plan", "messenger.leases"),
+        *("engine.schedule", "engine.cost", "engine.requests", "engine.growth", "model.shape"),
+        *("gateway.route", "gateway.forecast", "gateway.admit", "gateway.budgets", "gateway.generation"),
+        "gateway.options",
     ),
     "connectors": ("errors", "protocol", "kvcache", "fabric", "messenger"),
     "testing": ("errors", "protocol", "kvcache", "fabric"),
@@ -58,7 +61,8 @@ NATIVE = {"fabric._native": "fabric", "fabric._limits": "fabric", "model._cpu": 
 PURE = (
     *("kvcache.layout", "kvcache.sharding", "kvcache.prefix", "messenger.plan", "messenger.life"),
     *("engine.cost", "engine.schedule"),
-    *("gateway.route", "gateway.forecast", "gateway.admit", "model.shape", "planner.simulate"),
+    *("gateway.route", "gateway.forecast", "gateway.admit", "model.shape"),
+    *("planner.scenario", "planner.simulate"),
     *("deploy.check", "deploy.transfer", "bench.workload", "bench.metrics"),
 )
 IMPURE = {"asyncio", "socket", "threading", "time", "os", "torch"}

@@ -15,7 +15,8 @@ A LatencyBudget bounds two things: who enters, so that a decode step of all that
 prompt tokens are computed in a step that also decodes. It takes nothing from those who decode already, and prompts
 always get further.
 
-Keys are whatever the caller names its requests by.
+Keys are whatever the caller names its requests by. Who only counts pages and keys, as a simulation does, asks
+`may_enter` and `chunks_beside`, which decide for `next_to_enter` and `schedule` too.
 """
 
 from bisect import bisect_right
@@ -95,6 +96,16 @@ class Snapshot(Generic[Key]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A snapshot in counts. `num_keys`: of a decode step of all that hold pages, once they have come to that."""
+
+    num_running: int
+    num_growing: int
+    num_available: int
+    num_keys: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyBudget:
     """What a step that decodes is to take at most, as `cost` predicts it; None: there is no such bound. `margin`: how
     many times its prediction a step may well take."""
@@ -142,13 +153,26 @@ def next_to_enter(snapshot: Snapshot[Key], *, max_running: int, budget: LatencyB
     run then decode within the TPOT budget; one runs in any case. Each one that enters changes what is left for the
     next: take a new snapshot and ask again."""
     first = snapshot.first_in_line
-    if first is None or snapshot.num_running >= max_running:
+    if first is None:
         return None
-    if first.num_pages > snapshot.num_available - snapshot.num_growing:
-        return None
-    if budget is not None and not _decodes_in_time(snapshot, first, budget):
-        return None
-    return first.key
+    standing = Standing(
+        num_running=snapshot.num_running,
+        num_growing=snapshot.num_growing,
+        num_available=snapshot.num_available,
+        num_keys=sum(request.kv_len + 1 for request in snapshot.decoding) + snapshot.other_keys,
+    )
+    return first.key if may_enter(standing, first, max_running=max_running, budget=budget) else None
+
+
+def may_enter(
+    standing: Standing, first: Entering[Key], *, max_running: int, budget: LatencyBudget | None = None
+) -> bool:
+    """As `next_to_enter`."""
+    if standing.num_running >= max_running:
+        return False
+    if first.num_pages > standing.num_available - standing.num_growing:
+        return False
+    return budget is None or _decodes_in_time(standing, first, budget)
 
 
 def schedule(
@@ -159,9 +183,7 @@ def schedule(
     chunks are cut so that the step keeps the budget, or to MIN_CHUNK; without rows nobody waits for it."""
     given = _give_pages(snapshot)
     size = _size_of_rows(snapshot, given.rows)
-    if given.rows and budget is not None:
-        chunk_tokens = _affordable_tokens(snapshot.prefilling, chunk_tokens, size, budget)
-    chunks = plan_chunks(snapshot.prefilling, chunk_tokens)
+    chunks = chunks_beside(size, snapshot.prefilling, chunk_tokens=chunk_tokens, budget=budget)
     plan = StepPlan(
         preempt=tuple(given.preempt),
         grow=tuple(given.grow),
@@ -170,6 +192,15 @@ def schedule(
         size=size_beside(size, chunks),
     )
     return plan if plan.preempt or plan.rows or plan.chunks else None
+
+
+def chunks_beside(
+    rows: StepSize, prefilling: Sequence[Prefilling[Key]], *, chunk_tokens: int, budget: LatencyBudget | None
+) -> list[Chunk[Key]]:
+    """Of the next step, which has these rows."""
+    if rows.rows and budget is not None:
+        chunk_tokens = _affordable_tokens(prefilling, chunk_tokens, rows, budget)
+    return plan_chunks(prefilling, chunk_tokens)
 
 
 def plan_chunks(prefilling: Iterable[Prefilling[Key]], chunk_tokens: int) -> list[Chunk[Key]]:
@@ -204,12 +235,11 @@ def _affordable_tokens(
     return min(chunk_tokens, max(MIN_CHUNK, num_fitting * CHUNK_MULTIPLE))
 
 
-def _decodes_in_time(snapshot: Snapshot[Key], entering: Entering[Key], budget: LatencyBudget) -> bool:
+def _decodes_in_time(standing: Standing, entering: Entering[Key], budget: LatencyBudget) -> bool:
     """A decode step of all that hold pages, once they have come to that, with the one that enters. Alone it may."""
-    if budget.tpot_s is None or not snapshot.num_running:
+    if budget.tpot_s is None or not standing.num_running:
         return True
-    keys = sum(request.kv_len + 1 for request in snapshot.decoding) + snapshot.other_keys
-    size = StepSize(rows=snapshot.num_running, keys=keys).with_row(entering.num_keys)
+    size = StepSize(rows=standing.num_running, keys=standing.num_keys).with_row(entering.num_keys)
     return budget.cost.predict(size) <= budget.tpot_s
 
 

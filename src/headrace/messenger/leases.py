@@ -35,15 +35,16 @@ class Leases:
         self._capacity = capacity_tokens
         self._reserve = reserve_tokens
         self._leases: dict[str, _Lease] = {}
+        self._outstanding: dict[Tier, int] = {"interactive": 0, "flex": 0}
         self._num_granted = 0
 
     @property
     def outstanding_tokens(self) -> int:
-        return sum(lease.num_tokens for lease in self._leases.values())
+        return self._outstanding["interactive"] + self._outstanding["flex"]
 
     def outstanding_of(self, tier: Tier) -> int:
         """Tokens."""
-        return sum(lease.num_tokens for lease in self._leases.values() if lease.tier == tier)
+        return self._outstanding[tier]
 
     def try_grant(self, request_id: str, *, num_tokens: int, tier: Tier, now: float) -> str | None:
         """-> the lease, or None when the request must wait at its gateway. A repeated Reserve gets its old lease,
@@ -51,14 +52,16 @@ class Leases:
         for name, lease in self._leases.items():
             if lease.request_id == request_id and lease.unused_until is not None:
                 return name
-        if not self._fits(num_tokens, tier):
+        if not self.fits(num_tokens, tier):
             return None
         self._num_granted += 1
         name = f"{self._num_granted}"
         self._leases[name] = _Lease(request_id, tier, num_tokens, now + UNUSED_LEASE_S)
+        self._outstanding[tier] += num_tokens
         return name
 
-    def _fits(self, num_tokens: int, tier: Tier) -> bool:
+    def fits(self, num_tokens: int, tier: Tier) -> bool:
+        """Whether a lease of so many tokens would be granted now."""
         everything = self.outstanding_tokens
         if tier == "flex":
             return everything == 0 or everything + num_tokens <= self._capacity - self._reserve
@@ -87,18 +90,22 @@ class Leases:
         entry = self._leases.get(lease)
         if entry is None:
             return
+        if num_tokens >= entry.num_tokens:
+            self.end(lease)
+            return
         entry.num_tokens -= num_tokens
-        if entry.num_tokens <= 0:
-            del self._leases[lease]
+        self._outstanding[entry.tier] -= num_tokens
 
     def end(self, lease: str) -> None:
         """Idempotent: refused, failed, cancelled, returned by the gateway."""
-        self._leases.pop(lease, None)
+        entry = self._leases.pop(lease, None)
+        if entry is not None:
+            self._outstanding[entry.tier] -= entry.num_tokens
 
     def expire(self, now: float) -> None:
         """Drop leases that no Prefill used in time."""
         for name in [n for n, e in self._leases.items() if e.unused_until is not None and e.unused_until <= now]:
-            del self._leases[name]
+            self.end(name)
 
     def next_expiry(self) -> float | None:
         return min((e.unused_until for e in self._leases.values() if e.unused_until is not None), default=None)
