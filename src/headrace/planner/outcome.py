@@ -82,11 +82,11 @@ class Simulation(Sequence[RequestRecord]):
         return float((self.is_whole & ~is_late).mean())
 
     @property
-    def stall_s(self) -> float:
+    def stall_s(self) -> float | None:
         """As `metrics.stall_s`."""
         longest = [one.longest_gap_s() for one in self._requests]
         known = [gap for gap in longest if gap is not None]
-        return max(known, default=float("nan"))
+        return max(known, default=None)
 
     @property
     def num_tokens(self) -> int:
