@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.bench.synthetic import drawn
 from headrace.bench.workload import ArrivalList, Fit
 from headrace.cli.compare.arms import (
     ArmPlan,
@@ -14,7 +15,15 @@ from headrace.cli.compare.arms import (
     told_commands,
 )
 from headrace.cli.compare.command import _arms, _maker, _names, _slo, _target
-from headrace.cli.compare.course import common_rates, first_rate, next_rate, on_grid, repetitions
+from headrace.cli.compare.course import (
+    common_rates,
+    first_rate,
+    idle_list,
+    mean_by_length,
+    next_rate,
+    on_grid,
+    repetitions,
+)
 from headrace.cli.compare.energy import Energy
 from headrace.cli.compare.link import read_link
 from headrace.cli.compare.running import read_waterfalls
@@ -65,8 +74,17 @@ def test_all_arms_are_repeated_at_the_rates_where_any_of_them_changes_sides() ->
 
 def test_repetitions_meet_all_arms_in_turn() -> None:
     sessions = repetitions(["a", "b"], {"short": (1.0, 2.0)}, 3)
-    assert [session.arm for session in sessions] == ["a", "b", "b", "a", "a", "b"]
-    assert [(one.rate, one.repetition) for one in sessions[2].points] == [(1.0, 2), (2.0, 2)]
+    assert [session.arm for session in sessions] == ["a", "b", "a", "b"]  # forwards, backwards, forwards
+    assert [(one.rate, one.repetition) for one in sessions[1].points] == [(1.0, 1), (2.0, 1), (1.0, 2), (2.0, 2)]
+
+
+def test_an_idle_arm_is_asked_for_short_and_long_prompts_the_longest_first() -> None:
+    every = drawn("mixed", rate=1.0, num_requests=200, seed=1)
+    idle = idle_list(every, gap_s=2.0)
+    lengths = [one.prompt_tokens for one in idle.arrivals]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > 3000 and lengths[-1] < 100
+    assert [one.at_s for one in idle.arrivals] == [0.0, 2.0, 4.0, 6.0]
+    assert mean_by_length([(100, 1.0), (200, 3.0)], [100, 150, 300]) == pytest.approx(2.0)
 
 
 def test_the_first_rate_follows_from_how_long_a_device_is_busy() -> None:

@@ -6,12 +6,11 @@ Resumed, it reads the runs that are there instead of making them again, and so c
 import asyncio
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 
 import msgspec
 
@@ -28,16 +27,19 @@ from headrace.bench.load.judging import judge_run
 from headrace.bench.load.process import Order, run_load
 from headrace.bench.metrics import Slo, attainment, percentile, tpot_s, ttft_s
 from headrace.bench.records import RequestRecord, Run, RunEnd, RunHead, read_run, write_run
-from headrace.bench.workload import ArrivalList
+from headrace.bench.workload import ArrivalList, first
 from headrace.cli.compare.arms import SERVED, ArmPlan, Served
 from headrace.cli.compare.course import (
     Point,
     Session,
     common_rates,
     first_rate,
+    idle_list,
+    mean_by_length,
     next_rate,
     num_requests,
     num_warm,
+    on_grid,
     repetitions,
 )
 from headrace.cli.compare.energy import Energy
@@ -47,10 +49,12 @@ from headrace.cli.compare.running import RunningArm, started
 from headrace.cli.machine import steal_share, ticks
 from headrace.errors import HeadraceError
 
-IDLE_REQUESTS = 6
-IDLE_TTFT_FACTOR, IDLE_TPOT_FACTOR = 3.0, 2.0
-"""Budgets that nobody gave: so many times the p90 of one request at a time, colocated."""
-FEWEST_REQUESTS = 12
+IDLE_FACTOR = 2.0
+"""Budgets that nobody gave: so many times the longest first token, and the slowest pace, of one request at a time."""
+IDLE_OF = 200  # requests, whose lengths those are picked from
+QUICK_FACTORS = (1.0, 2.0)
+"""Of the first rate, which is half of what devices could do that take one request at a time: below and above that."""
+FEWEST_REQUESTS = 10
 REQUEST_TIMEOUT_S = 120.0
 TRIES = 2
 MAX_SEED = 1_000_000
@@ -102,19 +106,28 @@ class Comparing:
     progress: Progress
     rejected: list[Rejected] = field(default_factory=list)
     facts: dict[str, dict[str, float]] = field(default_factory=dict)
+    _asked: "Ask | None" = None  # the arm that runs
 
     # ---- the course --------------------------------------------------------------------------------------------
 
     async def run(self) -> Comparison:
-        """-> as it stands at the end; written, too. Raises HeadraceError."""
+        """-> as it stands at the end; written, too. Raises HeadraceError. However it ends, no arm runs any more."""
+        try:
+            return await self._run()
+        finally:
+            await self._stop()
+
+    async def _run(self) -> Comparison:
         plan = self.plan
         self._write(is_whole=False)
         idle = await self._idle()
         slo, source = (plan.slo, "given") if plan.slo is not None else _derived(idle)
         self.comparison = msgspec.structs.replace(self.comparison, slo=slo, slo_source=source)
-        begin = plan.rates[0] if plan.rates else first_rate(num_devices=len(plan.served.cpus), busy_s=_busy_s(idle))
+        begin = (
+            plan.rates[0] if plan.rates else first_rate(num_devices=len(plan.served.cpus), busy_s=self._busy_s(idle))
+        )
         workloads = [workload.name for workload in plan.workloads]
-        await self._sweep(workloads, plan.rates[len(plan.rates) // 2] if plan.rates else begin)
+        await self._sweep(workloads, self._sweep_rate(begin))
         contenders = self._contenders(workloads)
         rates = {workload: await self._rates(workload, contenders, begin) for workload in workloads}
         self.comparison = msgspec.structs.replace(self.comparison, rates=rates)
@@ -126,21 +139,33 @@ class Comparing:
         return self.comparison
 
     async def _idle(self) -> Run:
-        """One request, to know how long one takes; then some, one after another."""
-        arm = next((one.arm for one in self.plan.arms if one.arm.kind == "colocated"), self._all_arms[0])
+        """The longest of some requests, to know how long one takes; then all of them, one after another."""
+        chunks = [one.arm for one in self.plan.arms if one.arm.kind == "colocated"]
+        arm = chunks[-1] if chunks else self._all_arms[0]
         workload = self.plan.workloads[0].name
         self.progress.say(f"{arm.name}: one request at a time")
-        async with self._serving(arm.name) as ask:
-            alone = await ask(self._point(workload, 0.2, 0), 1, "idle")
-            whole_s = max(record.token_s[-1] - record.arrival_s for record in alone.requests if record.token_s)
-            rate = float(f"{1 / (1.5 * whole_s):.2g}")
-            return await ask(self._point(workload, rate, 0), IDLE_REQUESTS, "idle")
+        ask = await self._serving(arm.name)
+        every = self.plan.make(workload, 1.0, IDLE_OF, self.plan.seed)
+        longest = first(idle_list(every, gap_s=0.0), 1)
+        alone = await ask(self._point(workload, 1.0, 0), longest, "idle")
+        whole_s = max(record.token_s[-1] - record.arrival_s for record in alone.requests if record.token_s)
+        gap_s = float(f"{1.1 * whole_s:.2g}")
+        # Other tokens: the longest is not to be found in a prefix index.
+        others = msgspec.structs.replace(idle_list(every, gap_s=gap_s), seed=self.plan.seed + MAX_SEED)
+        return await ask(self._point(workload, 1 / gap_s, 0), others, "idle")
 
     async def _sweep(self, workloads: Sequence[str], rate: float) -> None:
         chunks = [one.arm for one in self.plan.arms if one.arm.kind == "colocated"]
         points = [self._point(workload, rate, 1) for workload in workloads]
-        for arm in chunks if len(chunks) > 1 else []:
+        # The last one was idle a moment ago, and still runs.
+        for arm in chunks[::-1] if len(chunks) > 1 else []:
             await self._session(Session(arm=arm.name, points=points))
+
+    def _sweep_rate(self, begin: float) -> float:
+        """One that all arms are asked at later, too, where it is known."""
+        if self.plan.rates:
+            return self.plan.rates[len(self.plan.rates) // 2]
+        return on_grid(QUICK_FACTORS[0] * begin) if self.plan.is_quick else begin
 
     def _contenders(self, workloads: Sequence[str]) -> list[str]:
         """The best chunk size of the sweep, every split arm, every target."""
@@ -160,37 +185,54 @@ class Comparing:
         if self.plan.rates is not None:
             return self.plan.rates
         if self.plan.is_quick:
-            return begin, float(f"{1.7 * begin:.3g}")
+            return tuple(on_grid(factor * begin) for factor in QUICK_FACTORS)
         known: dict[str, dict[float, float]] = {}
         for arm in arms:
             self.progress.say(f"{arm}: the rate that it keeps up with, {workload}")
             by_rate = known.setdefault(arm, {})
-            async with self._serving(arm) as ask:
-                while (rate := next_rate(by_rate, begin)) is not None:
-                    run = await ask(self._point(workload, rate, 1), None, "runs")
-                    by_rate[rate] = attainment(run.requests[run.head.num_warm :], self.comparison.slo)
+            ask = await self._serving(arm)
+            while (rate := next_rate(by_rate, begin)) is not None:
+                run = await ask(self._point(workload, rate, 1))
+                by_rate[rate] = attainment(run.requests[run.head.num_warm :], self.comparison.slo)
         return common_rates(known)
 
     # ---- sessions and runs -------------------------------------------------------------------------------------
 
     async def _session(self, session: Session) -> None:
         self.progress.say(f"{session.arm}: {', '.join(f'{one.workload} at {one.rate:g}/s' for one in session.points)}")
-        async with self._serving(session.arm) as ask:
-            for point in session.points:
-                try:
-                    await ask(point, None, "runs")
-                except Unusable as error:
-                    _log.warning("%s", error)
+        ask = await self._serving(session.arm)
+        for point in session.points:
+            try:
+                await ask(point)
+            except Unusable as error:
+                _log.warning("%s", error)
         self._write(is_whole=False)
 
-    @asynccontextmanager
-    async def _serving(self, name: str) -> AsyncIterator["Ask"]:
-        """The arm is started when the first run is really to be made."""
-        async with AsyncExitStack() as stack:
-            yield Ask(self, name, stack)
+    async def _serving(self, name: str) -> "Ask":
+        """Runs of this arm. It is started with the first that is really to be made; one that runs already goes on."""
+        if self._asked is None or self._asked.name != name:
+            await self._stop()
+            self._asked = Ask(self, name)
+        return self._asked
+
+    async def _stop(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            await asked.stop()
 
     def _point(self, workload: str, rate: float, repetition: int) -> Point:
         return Point(workload=workload, rate=rate, repetition=repetition)
+
+    def _busy_s(self, idle: Run) -> float:
+        """Seconds of a device for a request of the workload, on average: its prefill, and its part of decode steps that
+        four share."""
+        known = [
+            (record.prompt_tokens, ttft_s(record) + (record.token_s[-1] - record.token_s[0]) / 4)
+            for record in idle.requests
+            if record.token_s
+        ]
+        every = self.plan.make(idle.head.workload, 1.0, IDLE_OF, self.plan.seed)
+        return mean_by_length(known, [one.prompt_tokens for one in every.arrivals])
 
     @property
     def _all_arms(self) -> list[Arm]:
@@ -209,12 +251,17 @@ class Comparing:
 class Ask:
     """Runs of one arm, which is started with the first that is not on file."""
 
-    def __init__(self, comparing: Comparing, name: str, stack: AsyncExitStack) -> None:
+    def __init__(self, comparing: Comparing, name: str) -> None:
+        self.name = name
         self._comparing = comparing
         self._plan = next((one for one in comparing.plan.arms if one.arm.name == name), None)
         self._target = next((one for one in comparing.plan.targets if one.arm.name == name), None)
-        self._stack = stack
+        self._stack = AsyncExitStack()
         self._running: RunningArm | None = None
+
+    async def stop(self) -> None:
+        """Every process of it has ended."""
+        await self._stack.aclose()
 
     @property
     def _arm(self) -> Arm:
@@ -222,8 +269,9 @@ class Ask:
         assert known is not None, "an arm that is not among those that are compared"
         return known.arm
 
-    async def __call__(self, point: Point, num: int | None, kind: str) -> Run:
-        """The run, from its file where it is there. Raises Unusable when it failed itself each time."""
+    async def __call__(self, point: Point, given: ArrivalList | None = None, kind: str = "runs") -> Run:
+        """The run, from its file where it is there; of the workload's arrivals, or those that are given. Raises
+        Unusable when it failed itself each time."""
         plan = self._comparing.plan
         file = run_file(plan.directory, self._arm, point.workload, point.rate, point.repetition)
         if kind != "runs":
@@ -231,9 +279,7 @@ class Ask:
         if file.exists():
             self._comparing.progress.advance(plan.seconds)
             return read_run(file)
-        num = num_requests(point.rate, plan.seconds, fewest=FEWEST_REQUESTS) if num is None else num
-        seed = (plan.seed * 1009 + point.repetition) % MAX_SEED
-        arrivals = plan.make(point.workload, point.rate, num, seed)
+        arrivals = self._arrivals(point) if given is None else given
         kept = arrivals_file(plan.directory, point.workload, point.rate, point.repetition)
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(msgspec.json.encode(arrivals))
@@ -255,6 +301,12 @@ class Ask:
             )
         )
         raise Unusable(f"{self._arm.name}, {point.workload} at {point.rate:g}/s: {'; '.join(reasons)}")
+
+    def _arrivals(self, point: Point) -> ArrivalList:
+        plan = self._comparing.plan
+        num = num_requests(point.rate, plan.seconds, fewest=FEWEST_REQUESTS)
+        seed = (plan.seed * 1009 + point.repetition) % MAX_SEED
+        return plan.make(point.workload, point.rate, num, seed)
 
     async def _made(self, point: Point, arrivals: ArrivalList) -> Run:
         await self._start()
@@ -335,18 +387,11 @@ def _grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str,
 
 
 def _derived(idle: Run) -> tuple[Slo, str]:
-    first = percentile([ttft_s(record) for record in idle.requests], 0.9)
-    pace = percentile([each for record in idle.requests if (each := tpot_s(record)) is not None], 0.9)
-    slo = Slo(ttft_s=float(f"{IDLE_TTFT_FACTOR * first:.2g}"), tpot_s=float(f"{IDLE_TPOT_FACTOR * pace:.2g}"))
+    longest = max(ttft_s(record) for record in idle.requests)
+    pace = max((each for record in idle.requests if (each := tpot_s(record)) is not None), default=1.0)
+    slo = Slo(ttft_s=float(f"{IDLE_FACTOR * longest:.2g}"), tpot_s=float(f"{IDLE_FACTOR * pace:.2g}"))
     source = (
-        f"derived: {IDLE_TTFT_FACTOR:g} times the first token and {IDLE_TPOT_FACTOR:g} times the pace (p90) of one "
-        f"request at a time in {idle.head.arm}"
+        f"derived: {IDLE_FACTOR:g} times the longest first token and the slowest pace of one request at a time in "
+        f"{idle.head.arm}"
     )
     return slo, source
-
-
-def _busy_s(idle: Run) -> float:
-    """Seconds of a device for a request: its prefill, and its part of decode steps that four share."""
-    return fmean(
-        ttft_s(record) + (record.token_s[-1] - record.token_s[0]) / 4 for record in idle.requests if record.token_s
-    )
