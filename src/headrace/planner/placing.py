@@ -96,19 +96,24 @@ class Placing:
         )
 
     def _granting(self, request: Request) -> list[PrefillerView]:
-        """Those that would grant a lease, of those that differ in nothing else the one with the shortest queue; where
-        nobody would, of all."""
-        num_tokens, has_hits = request.num_known - 1, may_have_hits(request)
-        up = [(one, kind) for one, kind in zip(self._prefillers, self._prefiller_kinds, strict=True) if not one.is_down]
-        granting = [(one, kind) for one, kind in up if one.leases.fits(num_tokens, request.tier)] or up
+        """Those that would grant a lease; where nobody would, all of them: it waits for one, or does without."""
+        found = self._least_queued(request, grants=True) or self._least_queued(request, grants=False)
+        return [prefiller_view(one, request) for one in found]
+
+    def _least_queued(self, request: Request, *, grants: bool) -> list[Prefiller]:
+        """Of those that differ in nothing else."""
+        num_tokens, tier, has_hits = request.num_known - 1, request.tier, may_have_hits(request)
         best: dict[tuple[Kind, int], tuple[int, Prefiller]] = {}
-        for one, kind in granting:
-            cached = cached_tokens(one, request) if has_hits else 0
-            num_before = one.num_before(request.tier)
-            known = best.get((kind, cached))
-            if known is None or num_before < known[0]:
-                best[kind, cached] = num_before, one
-        return [prefiller_view(one, request) for _, one in best.values()]
+        for one, kind in zip(self._prefillers, self._prefiller_kinds, strict=True):
+            if one.is_down:
+                continue
+            same = kind, one.cached_tokens(request) if has_hits else 0
+            num_before, known = one.num_before(tier), best.get(same)
+            if known is not None and known[0] <= num_before:
+                continue
+            if not grants or one.leases.fits(num_tokens, tier):
+                best[same] = num_before, one
+        return [one for _, one in best.values()]
 
 
 # ---- who is like whom ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ of the steps [first, last) of a log, and nobody keeps them one by one.
 """
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class Span:
         return min(self.num_steps, 1 + bisect_left(range(1, self.num_steps + 1), now, key=self.end_of))
 
     def cut(self, num_steps: int) -> "Span":
-        return replace(self, num_steps=num_steps)
+        return Span(self.began_at, self.first_s, self.slope_s, num_steps)
 
     def ends(self) -> Doubles:
         """Of each step."""
