@@ -150,3 +150,12 @@ def test_a_directory_that_holds_none_is_told(tmp_path: Path, text: str | None, s
         (tmp_path / FILE).write_text(text)
     with pytest.raises(InputError, match=re.escape(said)):
         read_comparison(tmp_path)
+
+
+def test_arms_without_a_common_rate_have_tables_and_no_pictures_of_pairs(tmp_path: Path) -> None:
+    slo = Slo(ttft_s=3.0, tpot_s=0.03)
+    comparison, runs = planted(prompt_tokens=300, rates=(0.5, 1.0), slo=slo, seed=1, repetitions=1)
+    apart = [run for run in runs if (run.head.arm == "split 1:1") == (run.head.rate == 1.0)]
+    folder = written(tmp_path, comparison, apart)
+    assert "CANNOT TELL" in write_report(folder)
+    assert "The same arrivals in both" not in (folder / HTML).read_text()

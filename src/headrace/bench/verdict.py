@@ -203,7 +203,8 @@ def _rival(contest: Contest, rival: ArmFigures, split: ArmFigures) -> Clause:
     own = rival.goodput[name].rate
     if gain is not None and gain.low is not None and gain.low > 0:
         return Clause(name="rival", holds=True, text=f"{rival.arm} has a lower goodput{_gain_text(gain)}")
-    if rival.goodput[name].is_bound and split.goodput[name].is_bound:
+    num = max((one.num_pairs for one in contest.differences), default=0)
+    if rival.goodput[name].is_bound and split.goodput[name].is_bound and num >= FEWEST_RUNS:
         told = (
             f"up to {max(rival.rates):.3g} requests/s, the most that was asked, {rival.arm} keeps both budgets itself"
         )
@@ -211,7 +212,6 @@ def _rival(contest: Contest, rival: ArmFigures, split: ArmFigures) -> Clause:
     if gain is not None and gain.high is not None and gain.high <= FELT_SHARE * rival.goodput_per_device[name].mean:
         told = f"splitting gains nothing over {rival.arm}"
         return Clause(name="rival", holds=False, text=f"{told}{_gain_text(gain)}")
-    num = max((one.num_pairs for one in contest.differences), default=0)
     return Clause(
         name="rival",
         holds=None,

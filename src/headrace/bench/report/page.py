@@ -80,7 +80,7 @@ def _pictures(told: Figures, runs: Sequence[Run]) -> Sequence[Picture]:
         )
     ]
     for contest in told.evidence.contests:
-        if contest.colocated is None or contest.split is None:
+        if not contest.differences:  # no rate that both were asked at
             continue
         workload = contest.workload
         made = (

@@ -7,6 +7,7 @@
     link        two network namespaces with a shaped link between them
     running     an arm while it runs: its processes, its log, what they hold
     course      which runs, in which order, at which rates; pure
+    asking      runs of one arm
     comparing   the comparison as it goes on, and goes on again: writes its directory
     progress    what a person sees meanwhile
 

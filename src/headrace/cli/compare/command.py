@@ -23,7 +23,8 @@ from headrace.bench.workload import ArrivalList, Fit, at_rate, clipped, first
 from headrace.cli import options as opt
 from headrace.cli.compare import options as compare_opt
 from headrace.cli.compare.arms import ArmPlan, Served, colocated_arm, ratios, require_some, split_arm, told_commands
-from headrace.cli.compare.comparing import Comparing, Make, Plan, Target
+from headrace.cli.compare.asking import Make, Plan, Target, Told
+from headrace.cli.compare.comparing import Comparing
 from headrace.cli.compare.energy import POWERCAP, Energy
 from headrace.cli.compare.link import laid, read_link
 from headrace.cli.compare.progress import Progress
@@ -146,7 +147,7 @@ def _target(text: str, num_devices: int) -> Target:
     if not name or (devices and not devices.isdecimal()) or devices == "0":
         raise InputError("target", f"must be URL,MODEL or URL,MODEL,DEVICES, is {text!r}")
     arm = Arm(name=f"target {url}", kind="target", devices=int(devices or num_devices))
-    return Target(arm=arm, url=url, model=name, tells_token_ids=False)
+    return Target(arm=arm, url=url, model=name)
 
 
 def _slo(ttft_ms: float | None, tpot_ms: float | None) -> Slo | None:
@@ -246,7 +247,8 @@ def _compare(plan: Plan, comparison: Comparison) -> bool:
     """-> whether it came to its end; False: Ctrl-C or SIGTERM did, and every process has ended."""
     guess_s = plan.seconds * (len(plan.arms) + 4 * plan.num_repetitions * max(1, len(plan.workloads)))
     with Progress(guess_s) as progress:
-        comparing = Comparing(plan=plan, comparison=comparison, progress=progress, facts=dict(comparison.facts))
+        told = Told(progress=progress, facts=dict(comparison.facts))
+        comparing = Comparing(plan=plan, comparison=comparison, told=told)
         return asyncio.run(_unless_signalled(comparing))
 
 
