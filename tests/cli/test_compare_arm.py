@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,11 +30,16 @@ STAYS = "import time; time.sleep(60)"
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ArmPlan:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArmPlan]:
+    with tempfile.TemporaryDirectory(prefix="headrace-") as short:  # a socket's path has a most
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        yield from _plan(monkeypatch)
+
+
+def _plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArmPlan]:
     monkeypatch.setattr(running, "gateway_command", lambda *_, port, **__: (sys.executable, "-c", GATEWAY, str(port)))
     stands_in(monkeypatch, STAYS)
-    return colocated_arm(SERVED, 64)
+    yield colocated_arm(SERVED, 64)
 
 
 def stands_in(monkeypatch: pytest.MonkeyPatch, code: str) -> None:

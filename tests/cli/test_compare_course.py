@@ -14,7 +14,7 @@ from headrace.cli.compare.arms import (
     split_arm,
     told_commands,
 )
-from headrace.cli.compare.command import _arms, _maker, _names, _slo, _target
+from headrace.cli.compare.beginning import _arms, _maker, _names, _slo, _target
 from headrace.cli.compare.course import (
     common_rates,
     first_rate,

@@ -5,7 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,12 @@ SHORT = [
     *("--workload", "short", "--rates", "4", "--seconds", "2", "--repetitions", "1", "--chunks", "64"),
     *("--ttft-ms", "2000", "--tpot-ms", "500", "--max-output-tokens", "8", "--kv-memory", "64MiB"),
 ]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
 
 
 def left_of(directory: Path) -> list[str]:
@@ -33,8 +42,9 @@ def _has(file: Path, mine: bytes) -> bool:
         return False
 
 
-def test_a_comparison_that_is_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+def test_a_comparison_that_is_interrupted_goes_on_where_it_was(tmp_path: Path, stack: ExitStack) -> None:
+    runtime = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-"))  # a socket's path has a most
+    environment = {**os.environ, "XDG_RUNTIME_DIR": runtime}
     out = tmp_path / "out"
     words = [*COMMAND, *SHORT, "--out", str(out)]
     running = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
@@ -44,7 +54,7 @@ def test_a_comparison_that_is_interrupted_goes_on_where_it_was(tmp_path: Path) -
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=30)
     assert running.returncode == 130 and "interrupted; to go on: headrace compare" in said and "--resume" in said
-    assert left_of(tmp_path) == []
+    assert left_of(Path(runtime)) == []
     kept = {file: file.stat().st_mtime_ns for file in out.rglob("runs/**/*.jsonl")}
     assert len(kept) == 1
     done = subprocess.run(
@@ -62,7 +72,7 @@ def test_a_comparison_that_is_interrupted_goes_on_where_it_was(tmp_path: Path) -
     assert all(run["classes"]["all"]["num_failed"] == 0 for run in runs)
     split = next(run for run in runs if run["arm"] == "split 1:1")
     assert split["facts"]["kv_bytes"] > 0 and split["classes"]["all"]["waterfall"]["prefill_s"] > 0
-    assert left_of(tmp_path) == []
+    assert left_of(Path(runtime)) == []
     other = subprocess.run(
         [*words, "--resume", "--seed", "7"], env=environment, capture_output=True, text=True, timeout=60, check=False
     )

@@ -39,7 +39,9 @@ def _conditions(before: Figures, after: Figures) -> Iterator[str]:
     theirs_of = {(run.workload, run.rate, run.repetition): run.digest for run in after.evidence.runs}
     shared = ours_of.keys() & theirs_of.keys()
     num_other = sum(ours_of[key] != theirs_of[key] for key in shared)
-    if num_other or not shared:
+    if not shared:
+        yield "arrivals: no list of one workload, rate and repetition is in both"
+    elif num_other:
         yield f"arrivals: {num_other} of {len(shared)} lists of the same workload, rate and repetition are other ones"
 
 

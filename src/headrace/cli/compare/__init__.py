@@ -2,6 +2,7 @@
 
     command     what the command line registers
     options     those that only this command has
+    beginning   from options to what is to run, and to the report; loads the rest
     arms        which processes an arm is; pure
     energy      of the machine, where it is counted
     link        two network namespaces with a shaped link between them

@@ -1,45 +1,11 @@
-"""The command itself: its options put together, then the comparison or what is made of one, then what is shown."""
+"""The command itself: its options, and nothing heavy before they are known to be right."""
 
-import asyncio
-import importlib.metadata
-import os
-import shlex
-import signal
-import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
-
-import msgspec
-
-from headrace.bench.comparison import FILE, Arm, Comparison, Workload, read_comparison
-from headrace.bench.metrics import Slo
-from headrace.bench.prompts import VOCABULARY
-from headrace.bench.synthetic import KINDS, POISSON, drawn, read_process, rearrived
-from headrace.bench.traces.reading import read_trace
-from headrace.bench.workload import ArrivalList, Fit, at_rate, clipped, first
 from headrace.cli import options as opt
 from headrace.cli.compare import options as compare_opt
-from headrace.cli.compare.arms import ArmPlan, Served, colocated_arm, ratios, require_some, split_arm, told_commands
-from headrace.cli.compare.asking import Make, Plan, Target, Told
-from headrace.cli.compare.comparing import Comparing
-from headrace.cli.compare.energy import POWERCAP, Energy
-from headrace.cli.compare.link import laid, read_link
-from headrace.cli.compare.progress import Progress
-from headrace.cli.fetching import fetch_model
 from headrace.cli.logs import configure_logging
-from headrace.cli.machine import describe_machine
-from headrace.errors import InputError
 from headrace.model.builtin import BUILTIN_NAME
-from headrace.model.checkpoint import read_shape
 
 INSTANCE = opt.INSTANCE_DEFAULTS
-QUICK_CHUNKS, CHUNKS = (64, 256), (64, 128, 256, 512)
-QUICK_SECONDS, SECONDS = 4.0, 30.0
-QUICK_REPETITIONS, REPETITIONS = 3, 5
-INTERRUPTED = 130
 
 
 def compare_command(
@@ -73,220 +39,36 @@ def compare_command(
 ) -> int:
     """The same arrivals against both architectures at equal devices: should you split, and how?"""
     configure_logging(log_level, "compare")
+    # Function-local: they load numpy, and plots.
+    from headrace.cli.compare import beginning
+
     if recheck is not None:
-        return _recheck(recheck)
+        return beginning.recheck_in(recheck)
     if against is not None:
-        return _against(*against)
-    directory, kept = _directory(out, is_resumed=resume)
-    model_dir = fetch_model(model)
-    devices = cpus.numbers if cpus else tuple(sorted(os.sched_getaffinity(0)))
-    shaped = None if link is None else read_link(link)
-    served = Served(
-        model_dir=model_dir,
-        dtype=dtype,
-        cpus=devices,
-        kv_memory_bytes=kv_memory,
-        max_running=max_running,
-        prefill_chunk_tokens=INSTANCE.chunk_tokens,
-    )
-    plans = _arms(served, chunks.numbers or (QUICK_CHUNKS if quick else CHUNKS), prefillers.numbers, is_quick=quick)
-    shape = read_shape(model_dir)
-    longest = min(shape.max_model_len, max_prompt_tokens + max_output_tokens)
-    fit = Fit(max_prompt_tokens=max_prompt_tokens, max_output_tokens=max_output_tokens, max_model_len=longest)
-    names = workload or ["mixed"]
-    make = _maker(names, arrivals, begin_s=begin, fit=fit)
-    lists = [make(name, 1.0, 200, seed) for name in _names(names)]
-    plan = Plan(
-        directory=directory,
-        served=served,
-        arms=plans,
-        targets=[_target(text, len(devices)) for text in target or ()],
-        workloads=[Workload(name=one.name, notes=one.notes) for one in lists],
-        make=make,
+        return beginning.against(*against)
+    given = beginning.Given(
+        quick=quick,
+        workload=workload or (),
+        arrivals=arrivals,
+        begin=begin,
+        rates=rates.numbers,
+        seconds=seconds,
+        repetitions=repetitions,
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        max_prompt_tokens=max_prompt_tokens,
+        max_output_tokens=max_output_tokens,
         seed=seed,
-        seconds=seconds or (QUICK_SECONDS if quick else SECONDS),
-        num_repetitions=repetitions or (QUICK_REPETITIONS if quick else REPETITIONS),
-        slo=_slo(ttft_ms, tpot_ms),
-        rates=rates.numbers or None,
-        is_quick=quick,
-        ends=None,
-        vocabulary=(min(VOCABULARY[0], shape.vocab_size // 2), min(VOCABULARY[1], shape.vocab_size)),
-    )
-    comparison = _comparison(plan, model=model, link="none" if shaped is None else str(shaped))
-    if kept is not None:
-        comparison = _gone_on(kept, comparison)
-    with ExitStack() as stack:
-        if shaped is not None:
-            plan = replace(plan, ends=stack.enter_context(laid(shaped)))
-        if not _compare(plan, comparison):
-            sys.stderr.write(f"\ninterrupted; to go on: {shlex.join(_resumed(directory))}\n")
-            return INTERRUPTED
-    return _report(directory)
-
-
-# ---- what is to be compared ------------------------------------------------------------------------------------
-
-
-def _arms(served: Served, chunks: Sequence[float], prefillers: Sequence[float], *, is_quick: bool) -> list[ArmPlan]:
-    """Colocated ones by chunk size; split ones, with and (but quick) without prefills by choice at the decoder."""
-    splits = [int(one) for one in prefillers] or ratios(len(served.cpus))[: 1 if is_quick else 3]
-    if wrong := [one for one in splits if one >= len(served.cpus)]:
-        raise InputError("prefillers", f"must leave a decoder: {wrong[0]} of {len(served.cpus)} devices are given")
-    plans = [colocated_arm(served, int(size)) for size in chunks]
-    for num in splits:
-        plans += [split_arm(served, num, local_prefill="cheaper")]
-        plans += [] if is_quick else [split_arm(served, num, local_prefill="needed")]
-    require_some(plans)
-    return plans
-
-
-def _target(text: str, num_devices: int) -> Target:
-    """`URL,MODEL[,DEVICES]`."""
-    url, _, rest = text.partition(",")
-    name, _, devices = rest.partition(",")
-    if not name or (devices and not devices.isdecimal()) or devices == "0":
-        raise InputError("target", f"must be URL,MODEL or URL,MODEL,DEVICES, is {text!r}")
-    arm = Arm(name=f"target {url}", kind="target", devices=int(devices or num_devices))
-    return Target(arm=arm, url=url, model=name)
-
-
-def _slo(ttft_ms: float | None, tpot_ms: float | None) -> Slo | None:
-    if (ttft_ms is None) != (tpot_ms is None):
-        raise InputError("tpot_ms" if tpot_ms is None else "ttft_ms", "must be given with the other budget, or neither")
-    return None if ttft_ms is None or tpot_ms is None else Slo(ttft_s=ttft_ms / 1e3, tpot_s=tpot_ms / 1e3)
-
-
-def _names(words: Sequence[str]) -> list[str]:
-    """Of workloads, as the comparison calls them."""
-    names = [word if word in KINDS else Path(word).stem for word in words]
-    if len(set(names)) < len(names):
-        raise InputError("workload", f"must name each once, is {', '.join(words)}")
-    return names
-
-
-def _maker(words: Sequence[str], arrivals: str | None, *, begin_s: float, fit: Fit) -> Make:
-    """A trace is read once; its lists are its first requests, at other rates."""
-    process = None if arrivals is None else read_process(arrivals)
-    traces = {
-        name: clipped(read_trace(Path(word), begin_s=begin_s), fit)
-        for word, name in zip(words, _names(words), strict=True)
-        if word not in KINDS
-    }
-
-    def make(name: str, rate: float, num: int, seed: int) -> ArrivalList:
-        if name not in traces:
-            return clipped(drawn(name, rate=rate, num_requests=num, seed=seed, process=process or POISSON), fit)
-        part = first(traces[name], num)
-        moved = at_rate(part, rate) if process is None and part.rate else rearrived(part, process or POISSON, rate)
-        return _with_seed(moved, seed)
-
-    return make
-
-
-def _with_seed(arrivals: ArrivalList, seed: int) -> ArrivalList:
-    """Other tokens in each repetition: no prefix of an earlier one is found."""
-    return msgspec.structs.replace(arrivals, seed=seed)
-
-
-def _comparison(plan: Plan, *, model: str, link: str) -> Comparison:
-    arms = [*(one.arm for one in plan.arms), *(one.arm for one in plan.targets)]
-    known = {one.arm.name: told_commands(one, plan.served) for one in plan.arms}
-    return Comparison(
-        began=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join(["headrace", *sys.argv[1:]]),
-        versions={name: importlib.metadata.version(name) for name in ("headrace", "torch", "numpy")},
-        machine=describe_machine(),
-        model=f"{model}, {plan.served.dtype}",
-        seed=plan.seed,
-        slo=plan.slo or Slo(ttft_s=0.0, tpot_s=0.0),
-        slo_source="given" if plan.slo else "",
+        chunks=chunks.numbers,
+        prefillers=prefillers.numbers,
         link=link,
-        arms=tuple(msgspec.structs.replace(arm, commands=known.get(arm.name, ())) for arm in arms),
-        workloads=tuple(plan.workloads),
-        rates={},
-        repetitions=plan.num_repetitions,
-        not_measured={} if Energy().is_counted else {"energy": f"no counter in {POWERCAP} that can be read"},
+        target=target or (),
+        model=model,
+        dtype=dtype,
+        kv_memory=kv_memory,
+        max_running=max_running,
+        cpus=cpus.numbers if cpus else (),
+        out=out,
+        resume=resume,
     )
-
-
-def _directory(out: Path | None, *, is_resumed: bool) -> tuple[Path, Comparison | None]:
-    """With the comparison that is there, of one that goes on."""
-    if is_resumed:
-        if out is None:
-            raise InputError("out", "must say which comparison is to go on: --resume --out DIR")
-        return out, read_comparison(out)
-    directory = out or Path("comparisons") / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    if (directory / FILE).exists():
-        raise InputError("out", f"{directory} holds a comparison already: give --resume to go on with it")
-    return directory, None
-
-
-def _gone_on(kept: Comparison, now: Comparison) -> Comparison:
-    """What was begun, with what was measured of it. Raises InputError where this is another comparison."""
-    for name in ("model", "seed", "link", "repetitions", "workloads"):
-        ours, theirs = getattr(now, name), getattr(kept, name)
-        if ours != theirs:
-            raise InputError("resume", f"must be given with the options of the comparison, whose {name} is another one")
-    if [arm.name for arm in now.arms] != [arm.name for arm in kept.arms]:
-        raise InputError(
-            "resume", f"must be given with the arms of the comparison: {', '.join(a.name for a in kept.arms)}"
-        )
-    return msgspec.structs.replace(now, began=kept.began, command=kept.command, facts=kept.facts)
-
-
-def _resumed(directory: Path) -> list[str]:
-    words = [word for word in sys.argv[1:] if word != "--resume"]
-    given = ["--out", str(directory)] if "--out" not in words else []
-    return ["headrace", *words, *given, "--resume"]
-
-
-# ---- running it ------------------------------------------------------------------------------------------------
-
-
-def _compare(plan: Plan, comparison: Comparison) -> bool:
-    """-> whether it came to its end; False: Ctrl-C or SIGTERM did, and every process has ended."""
-    guess_s = plan.seconds * (len(plan.arms) + 4 * plan.num_repetitions * max(1, len(plan.workloads)))
-    with Progress(guess_s) as progress:
-        told = Told(progress=progress, facts=dict(comparison.facts))
-        comparing = Comparing(plan=plan, comparison=comparison, told=told)
-        return asyncio.run(_unless_signalled(comparing))
-
-
-async def _unless_signalled(comparing: Comparing) -> bool:
-    loop, work = asyncio.get_running_loop(), asyncio.ensure_future(comparing.run())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, work.cancel)
-    try:
-        await work
-    except asyncio.CancelledError:
-        return False
-    return True
-
-
-# ---- what is made of it ----------------------------------------------------------------------------------------
-
-
-def _report(directory: Path) -> int:
-    # Function-local: plots take a second to load.
-    from headrace.bench.report.writing import write_report
-
-    sys.stdout.write(write_report(directory))
-    return 0
-
-
-def _recheck(directory: Path) -> int:
-    from headrace.bench.report.figures import recheck
-
-    differences = recheck(directory)
-    for text in differences:
-        sys.stdout.write(f"{text}\n")
-    if not differences:
-        sys.stdout.write("every figure and the verdict are what the records say\n")
-    return 1 if differences else 0
-
-
-def _against(one: Path, other: Path) -> int:
-    from headrace.bench.report.against import compared
-
-    sys.stdout.write(compared(one, other))
-    return 0
+    return beginning.compare(given)
