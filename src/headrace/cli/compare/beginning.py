@@ -29,7 +29,7 @@ from headrace.cli.compare.link import laid, read_link
 from headrace.cli.compare.progress import Progress
 from headrace.cli.fetching import fetch_model
 from headrace.cli.machine import describe_machine
-from headrace.errors import InputError
+from headrace.errors import HeadraceError, InputError
 from headrace.model.checkpoint import read_shape
 
 INSTANCE = opt.INSTANCE_DEFAULTS
@@ -115,7 +115,12 @@ def compare(given: Given) -> int:
     with ExitStack() as stack:
         if shaped is not None:
             plan = replace(plan, ends=stack.enter_context(laid(shaped)))
-        if not _compare(plan, comparison):
+        try:
+            is_whole = _compare(plan, comparison)
+        except HeadraceError:
+            sys.stderr.write(f"\nit ended early; to go on: {shlex.join(_resumed(directory))}\n")
+            raise
+        if not is_whole:
             sys.stderr.write(f"\ninterrupted; to go on: {shlex.join(_resumed(directory))}\n")
             return INTERRUPTED
     return _report(directory)
