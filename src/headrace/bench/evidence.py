@@ -176,7 +176,9 @@ def _figures(arm: Arm, workload: str, runs: Sequence[RunSummary]) -> ArmFigures:
         tpot_p90_s=tuple(_mean([run.whole.tpot.p90 for run in by_rate[rate]]) for rate in rates),
         goodput={target_name(target): goodput(points, target) for target in TARGETS},
         goodput_per_device={
-            target_name(target): interval([each / arm.devices for each in _goodputs(runs, target).values()])
+            target_name(target): _within(
+                0.0, inf, interval([one / arm.devices for one in _goodputs(runs, target).values()])
+            )
             for target in TARGETS
         },
         stall=_stall(runs),
@@ -271,17 +273,17 @@ def _differences(workload: str, ours: Sequence[RunSummary], theirs: Sequence[Run
             split=found[0][0].arm,
             colocated=found[0][1].arm,
             num_pairs=len(found),
-            attainment=_within_one(interval([a.whole.attainment - b.whole.attainment for a, b in found])),
+            attainment=_within(-1.0, 1.0, interval([a.whole.attainment - b.whole.attainment for a, b in found])),
             ttft_p90_s=_paired([(a.whole.ttft.p90, b.whole.ttft.p90) for a, b in found]),
             tpot_p90_s=_paired([(a.whole.tpot.p90, b.whole.tpot.p90) for a, b in found]),
         )
 
 
-def _within_one(told: Interval) -> Interval:
-    """Of a difference of two shares."""
+def _within(least: float, most: float, told: Interval) -> Interval:
+    """Of what can be no less and no more."""
     if told.low is None or told.high is None:
         return told
-    return msgspec.structs.replace(told, low=max(-1.0, told.low), high=min(1.0, told.high))
+    return msgspec.structs.replace(told, low=max(least, told.low), high=min(most, told.high))
 
 
 def _paired(values: Sequence[tuple[float | None, float | None]]) -> Interval | None:
