@@ -30,7 +30,7 @@ from headrace.cli.compare.course import (
     repetitions,
 )
 
-IDLE_FACTOR = 2.0
+IDLE_FACTOR = 3.0
 """Budgets that nobody gave: so many times the longest first token, and the slowest pace, of one request at a time."""
 IDLE_OF = 200  # requests, whose lengths those are picked from
 QUICK_FACTORS = (1.0, 2.0)
