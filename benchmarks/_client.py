@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.bench.prompts import VOCABULARY
+
 NO_HEADERS: Mapping[str, str] = {}
-VOCABULARY = (300, 49_000)  # token ids that stand for ordinary text
 
 
 @dataclass

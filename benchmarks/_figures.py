@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest. What never came is infinite."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * share
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    if place == low or ordered[low] == ordered[high]:
-        return ordered[low]
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def spread(values: Sequence[float], digits: int = 0) -> str:
     """Median (lowest-highest); a dash where nothing was measured."""
     if not values:

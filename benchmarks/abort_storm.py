@@ -22,7 +22,9 @@ from itertools import count
 from _client import Stream, random_prompt, require
 from _deployment import Deployment, split
 from _endpoint import add_transport, positive
-from _figures import Conditions, add_json, head, keep, percentile, row, spread
+from _figures import Conditions, add_json, head, keep, row, spread
+
+from headrace.bench.metrics import percentile
 
 NUM_CLIENTS, NUM_IN, NUM_OUT = 8, 128, 64
 LEAVING_SHARE = 0.9

@@ -26,7 +26,9 @@ from dataclasses import dataclass
 from _client import Stream, random_prompt, require
 from _deployment import Deployment, split
 from _endpoint import add_transport, positive
-from _figures import Conditions, add_json, head, keep, percentile, row, spread
+from _figures import Conditions, add_json, head, keep, row, spread
+
+from headrace.bench.metrics import percentile
 
 NUM_SUMMARIES, SUMMARY_IN, SUMMARY_OUT = 64, 1500, 32
 CHAT_IN, CHAT_OUT, CHAT_EVERY_S = 200, 64, 0.5

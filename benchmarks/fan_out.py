@@ -33,9 +33,11 @@ from pathlib import Path
 from _client import Stream, random_prompt, require
 from _deployment import Deployment, InstanceSpec
 from _endpoint import add_transport, positive
-from _figures import Conditions, add_json, head, keep, percentile, row, spread
+from _figures import Conditions, add_json, head, keep, row, spread
 from _gateway_log import decoders, moved
 from _tiny_model import VOCABULARY, write_tiny_model
+
+from headrace.bench.metrics import percentile
 
 DECODERS = ("decoder-1", "decoder-2", "decoder-3")
 FAULTS = ("killed", "slow", "stopped")

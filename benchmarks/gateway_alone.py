@@ -34,9 +34,10 @@ from typing import Self, cast
 import uvloop
 from _deployment import free_port
 from _endpoint import positive
-from _figures import Conditions, percentile, spread
+from _figures import Conditions, spread
 from _stub_engine import StubEngine
 
+from headrace.bench.metrics import percentile
 from headrace.model.builtin import BUILTIN_NAME
 
 STREAM_TOKENS = 128

@@ -27,8 +27,10 @@ from pathlib import Path
 from _client import Stream, random_prompt, require
 from _deployment import Deployment, InstanceSpec, split
 from _endpoint import add_transport, positive
-from _figures import Conditions, add_json, head, keep, percentile, row, spread
+from _figures import Conditions, add_json, head, keep, row, spread
 from _schedules import Schedule, draw
+
+from headrace.bench.metrics import percentile
 
 NUM_STREAMS, STREAM_PROMPT = 4, 64
 LONG_PROMPT, NUM_LONG, FIRST_LONG_S, LONG_EVERY_S = 2000, 3, 3.0, 6.0

@@ -26,9 +26,10 @@ from itertools import count
 from _client import Stream, random_prompt, require
 from _deployment import Deployment, InstanceSpec
 from _endpoint import add_transport, positive
-from _figures import Conditions, add_json, head, keep, percentile, row, spread
+from _figures import Conditions, add_json, head, keep, row, spread
 from _gateway_log import moved
 
+from headrace.bench.metrics import percentile
 from headrace.cli.machine import cpu_ns
 
 ALLOWED_S = 2.0  # beside one prefill

@@ -30,8 +30,10 @@ from dataclasses import dataclass
 from _client import random_prompt, require
 from _deployment import Deployment, InstanceSpec, split
 from _endpoint import add_transport, positive
-from _figures import Conditions, add_json, head, keep, percentile, row, spread
+from _figures import Conditions, add_json, head, keep, row, spread
 from _gateway_log import waterfalls
+
+from headrace.bench.metrics import percentile
 
 NUM_OUT = 4
 TOLD = ("queue", "prefiller queue", "prefill", "exposed transfer", "hand-over", "first step")

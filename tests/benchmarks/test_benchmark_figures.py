@@ -2,11 +2,11 @@
 
 from math import inf
 
-from _figures import percentile
 from _gateway_log import decoders, moved, waterfalls
 from abort_storm import recovery_s
 from split_ttft import PARTS, parts
 
+from headrace.bench.metrics import percentile
 from headrace.gateway.dispatch.figures import Waterfall
 
 
