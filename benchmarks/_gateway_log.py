@@ -3,15 +3,6 @@
 import re
 
 
-def waterfalls(log: str) -> dict[str, dict[str, float]]:
-    """Milliseconds by part, without those that it did not come to."""
-    lines = re.findall(r"\b(cmpl-\w+)-0: \w+; (queue .*?);", log)
-    return {
-        request: {part: float(ms) for part, ms in re.findall(r"(?:^|, )([a-z -]+?) ([\d.]+) ms", said)}
-        for request, said in lines
-    }
-
-
 def decoders(log: str) -> dict[str, str]:
     """Where it ended."""
     return dict(re.findall(r"\b(cmpl-\w+)-0: \w+; .*; decoder (\S+), prefiller", log))

@@ -11,9 +11,7 @@ Both ways take turns, each on processes of its own, the prefix caches cold. Need
 
 import argparse
 import asyncio
-import shutil
 import statistics
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +19,15 @@ from dataclasses import dataclass
 from _client import random_prompt, require
 from _deployment import Deployment, InstanceSpec
 from _endpoint import positive
-from _gateway_log import waterfalls
 
+from headrace.cli.compare.arms import Side
+from headrace.cli.compare.gateway_log import read_parts
+from headrace.cli.compare.link import Ends, laid
 from headrace.cli.machine import describe_machine
+from headrace.errors import InputError
 
 KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2  # layers, K and V, heads, head_dim, bf16
-BURST = "256kb"
-NAMES = {"prefiller": ("headrace-p", "10.177.0.1"), "decoder": ("headrace-d", "10.177.0.2")}
+SIDES: dict[str, Side] = {"prefiller": "prefillers", "decoder": "decoders"}
 
 
 @dataclass(frozen=True)
@@ -36,57 +36,19 @@ class Told:
     exposed_s: float
 
 
-def run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True)
-
-
 @contextmanager
-def link() -> Iterator[None]:
-    """Two namespaces, a veth pair, both ends up. SystemExit says what is denied here."""
-    if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
-        raise SystemExit(f"skipped: needs {' and '.join(missing)} (iproute2)")
+def link() -> Iterator[Ends]:
+    """SystemExit says what is denied here."""
     try:
-        for name, _ in NAMES.values():
-            run("ip", "netns", "add", name)
-        (one, address), (other, its_address) = NAMES.values()
-        run("ip", "link", "add", "veth0", "netns", one, "type", "veth", "peer", "name", "veth0", "netns", other)
-        for name, its in ((one, address), (other, its_address)):
-            run("ip", "-n", name, "addr", "add", f"{its}/24", "dev", "veth0")
-            run("ip", "-n", name, "link", "set", "veth0", "up")
-            run("ip", "-n", name, "link", "set", "lo", "up")
-        yield
-    except subprocess.CalledProcessError as error:
-        raise SystemExit(f"skipped: {' '.join(error.cmd)}: {error.stderr.strip()}") from error
-    finally:
-        for name, _ in NAMES.values():
-            subprocess.run(("ip", "netns", "delete", name), capture_output=True)
+        with laid(None) as ends:
+            yield ends
+    except InputError as error:
+        raise SystemExit(f"skipped: {error}") from error
 
 
-def shape(bytes_per_s: float) -> None:
-    for name, _ in NAMES.values():
-        rate = f"{int(8 * bytes_per_s)}bit"
-        # A queue that holds a second of it: what is too much waits, and is not dropped.
-        limit = str(int(bytes_per_s))
-        run(
-            *["tc", "-n"],
-            name,
-            *["qdisc", "replace", "dev", "veth0", "root", "tbf", "rate"],
-            rate,
-            "burst",
-            BURST,
-            "limit",
-            limit,
-        )
-
-
-def unshape() -> None:
-    for name, _ in NAMES.values():
-        subprocess.run(("tc", "-n", name, "qdisc", "del", "dev", "veth0", "root"), capture_output=True)
-
-
-def deployment(transfer: str, num_tokens: int) -> Deployment:
+def deployment(transfer: str, num_tokens: int, ends: Ends) -> Deployment:
     def spec(role: str, core: str, *options: str) -> InstanceSpec:
-        namespace, address = NAMES[role]
+        namespace, address = ends.namespaces[SIDES[role]], ends.addresses[SIDES[role]]
         return InstanceSpec(
             role,
             cores=core,
@@ -107,7 +69,7 @@ def deployment(transfer: str, num_tokens: int) -> Deployment:
 async def ask(running: Deployment, num_tokens: int, seed: int) -> Told:
     stream = await running.complete(random_prompt(num_tokens, seed), 2)
     require([stream])
-    ms = waterfalls(running.log())[stream.id]
+    ms = read_parts(running.log())[stream.id]
     return Told(prefill_s=ms["prefill"] / 1e3, exposed_s=ms["exposed transfer"] / 1e3)
 
 
@@ -123,16 +85,16 @@ def main() -> None:
     arguments = parser.parse_args()
     print(describe_machine())
     told: dict[str, list[Told]] = {"layers": [], "whole": []}
-    with link():
+    with link() as ends:
         for number in range(arguments.runs):
             for transfer, of_transfer in told.items():
-                unshape()
-                with deployment(transfer, arguments.tokens) as running:
+                ends.unshape()
+                with deployment(transfer, arguments.tokens, ends) as running:
                     warm = [asyncio.run(ask(running, arguments.tokens, 10 * number + seed)) for seed in range(3)]
                     prefill_s = statistics.median(one.prefill_s for one in warm[1:])
                     num_bytes = (arguments.tokens - 1) * KV_BYTES_PER_TOKEN
                     rate = num_bytes / (arguments.share * prefill_s)
-                    shape(rate)
+                    ends.shape(8 * rate)
                     one = asyncio.run(ask(running, arguments.tokens, 10 * number + 5))
                     of_transfer.append(one)
                 print(

@@ -31,9 +31,9 @@ from _client import random_prompt, require
 from _deployment import Deployment, InstanceSpec, split
 from _endpoint import add_transport, positive
 from _figures import Conditions, add_json, head, keep, row, spread
-from _gateway_log import waterfalls
 
 from headrace.bench.metrics import percentile
+from headrace.cli.compare.gateway_log import read_parts
 
 NUM_OUT = 4
 TOLD = ("queue", "prefiller queue", "prefill", "exposed transfer", "hand-over", "first step")
@@ -69,7 +69,7 @@ async def ask(running: Deployment, arm: str, lengths: Sequence[int], num_request
             seed = 1000 * run + 10 * number + length
             streams.append(await running.complete(random_prompt(length, seed), NUM_OUT))
         require(streams)
-        told = waterfalls(running.log())
+        told = read_parts(running.log())
         for stream in streams:
             ttft_ms, step_ms = 1e3 * stream.ttft_s, 1e3 * statistics.median(gap for _, gap in stream.gaps)
             asked.append(Asked(arm, run, length, ttft_ms, step_ms, parts(told[stream.id], ttft_ms)))

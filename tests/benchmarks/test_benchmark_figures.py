@@ -2,11 +2,12 @@
 
 from math import inf
 
-from _gateway_log import decoders, moved, waterfalls
+from _gateway_log import decoders, moved
 from abort_storm import recovery_s
 from split_ttft import PARTS, parts
 
 from headrace.bench.metrics import percentile
+from headrace.cli.compare.gateway_log import read_parts
 from headrace.gateway.dispatch.figures import Waterfall
 
 
@@ -26,7 +27,7 @@ def test_the_parts_of_a_waterfall_are_read_as_the_gateway_writes_them_and_add_up
         first_step_s=0.025,
         ttft_s=0.137,
     )
-    said = waterfalls(f"gateway debug cmpl-1a-0: length; {whole}; 128 prompt tokens\n")["cmpl-1a"]
+    said = read_parts(f"gateway debug cmpl-1a-0: length; {whole}; 128 prompt tokens\n")["cmpl-1a"]
     assert said["prefill"] == 100 and said["prefiller queue"] == 1
     of_it = parts(said, 141.0)
     assert tuple(of_it) == PARTS
@@ -35,7 +36,7 @@ def test_the_parts_of_a_waterfall_are_read_as_the_gateway_writes_them_and_add_up
 
 def test_a_part_that_a_request_did_not_come_to_is_none_of_its_waterfall() -> None:
     colocated = Waterfall(queue_s=0.003, prefill_s=0.0002, first_step_s=0.1, ttft_s=0.104)
-    said = waterfalls(f"cmpl-1a-0: length; {colocated}; 128 prompt tokens")["cmpl-1a"]
+    said = read_parts(f"cmpl-1a-0: length; {colocated}; 128 prompt tokens")["cmpl-1a"]
     assert said == {"queue": 3.0, "prefill": 0.2, "first step": 100.0, "ttft": 104.0}
 
 

@@ -25,8 +25,8 @@ from headrace.cli.compare.course import (
     repetitions,
 )
 from headrace.cli.compare.energy import Energy
+from headrace.cli.compare.gateway_log import read_waterfalls
 from headrace.cli.compare.link import read_link
-from headrace.cli.compare.running import read_waterfalls
 from headrace.errors import InputError
 
 SERVED = Served(

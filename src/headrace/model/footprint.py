@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +21,13 @@ class Footprint:
 
 
 def own_footprint() -> Footprint:
-    """Of this process, now; some milliseconds. Raises OSError where the kernel does not tell."""
-    return parse_rollup(Path("/proc/self/smaps_rollup").read_text(encoding="ascii"))
+    """Of this process, as `footprint_of`."""
+    return footprint_of("self")
+
+
+def footprint_of(pid: int | Literal["self"]) -> Footprint:
+    """Now; some milliseconds. Raises OSError where the kernel does not tell."""
+    return parse_rollup(Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii"))
 
 
 def parse_rollup(text: str) -> Footprint:

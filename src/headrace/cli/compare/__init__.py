@@ -6,6 +6,7 @@
     arms        which processes an arm is; pure
     energy      of the machine, where it is counted
     link        two network namespaces with a shaped link between them
+    gateway_log what a gateway says of each request
     running     an arm while it runs: its processes, its log, what they hold
     course      which runs, in which order, at which rates; pure
     asking      runs of one arm

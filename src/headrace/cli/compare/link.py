@@ -53,10 +53,23 @@ class Ends:
     def inside(self, side: Side, command: tuple[str, ...]) -> tuple[str, ...]:
         return ("ip", "netns", "exec", self.namespaces[side], *command)
 
+    def shape(self, bits_per_s: float) -> None:
+        """Both ways, from now on."""
+        # Its queue holds a second: what is too much waits, and is not dropped.
+        limit = max(256 * 1024, int(bits_per_s / 8))
+        for name in self.namespaces.values():
+            shape = f"root tbf rate {bits_per_s:.0f}bit burst {BURST} limit {limit}"
+            _run(*f"tc -n {name} qdisc replace dev veth0 {shape}".split())
+
+    def unshape(self) -> None:
+        """As fast as it goes. Idempotent."""
+        for name in self.namespaces.values():
+            subprocess.run(f"tc -n {name} qdisc del dev veth0 root".split(), capture_output=True, check=False)
+
 
 @contextmanager
-def laid(link: Link) -> Iterator[Ends]:
-    """While this is entered. Raises InputError where it cannot be done, with what denied it."""
+def laid(link: Link | None) -> Iterator[Ends]:
+    """While this is entered; None: not shaped. Raises InputError where it cannot be done, with what denied it."""
     if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
         raise InputError("link", f"cannot be shaped without {' and '.join(missing)} (iproute2)")
     ends = Ends(
@@ -64,7 +77,9 @@ def laid(link: Link) -> Iterator[Ends]:
         addresses={side: f"{SUBNET}.{host}" for side, host in HOSTS.items()},
     )
     try:
-        _lay(ends, link)
+        _lay(ends)
+        if link is not None:
+            ends.shape(link.bits_per_s)
         yield ends
     except subprocess.CalledProcessError as error:
         text = f"cannot be shaped here: {' '.join(error.cmd)}: {error.stderr.strip()}"
@@ -74,7 +89,7 @@ def laid(link: Link) -> Iterator[Ends]:
             subprocess.run(("ip", "netns", "delete", name), capture_output=True, check=False)
 
 
-def _lay(ends: Ends, link: Link) -> None:
+def _lay(ends: Ends) -> None:
     one, other = ends.namespaces.values()
     for name in (one, other):
         _run("ip", "netns", "add", name)
@@ -83,10 +98,6 @@ def _lay(ends: Ends, link: Link) -> None:
         _run(*f"ip -n {name} addr add {ends.addresses[side]}/24 dev veth0".split())
         _run(*f"ip -n {name} link set veth0 up".split())
         _run(*f"ip -n {name} link set lo up".split())
-        # Its queue holds a second: what is too much waits, and is not dropped.
-        limit = max(256 * 1024, int(link.bits_per_s / 8))
-        shape = f"root tbf rate {link.bits_per_s:.0f}bit burst {BURST} limit {limit}"
-        _run(*f"tc -n {name} qdisc replace dev veth0 {shape}".split())
 
 
 def _run(*words: str) -> None:

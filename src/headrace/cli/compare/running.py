@@ -9,18 +9,20 @@ import re
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.bench.records import Waterfall
 from headrace.cli.child import Running, guard_of
 from headrace.cli.compare.arms import ArmPlan, Served, gateway_command, instance_command
+from headrace.cli.compare.gateway_log import read_waterfalls
 from headrace.cli.compare.link import Ends
 from headrace.cli.network import require_free_port
 from headrace.cli.readiness import get, wait_until_ready
 from headrace.cli.run_directory import private_directory
 from headrace.errors import HeadraceError
+from headrace.model.footprint import footprint_of
 
 HOST = "127.0.0.1"
 READY_S, END_S = 180.0, 10.0
@@ -54,11 +56,14 @@ class RunningArm:
 
     def memory(self) -> dict[str, float]:
         """Bytes of all its processes: their own (unique), and what they share, each page once for every holder."""
-        told = [_smaps(pid) for pid in self.pids.values()]
+        told = []
+        for pid in self.pids.values():
+            with suppress(OSError):  # it has just ended
+                told.append(footprint_of(pid))
         return {
-            "memory_unique_bytes": sum(one.get("Private_Clean", 0) + one.get("Private_Dirty", 0) for one in told),
-            "memory_shared_bytes": max(one.get("Shared_Clean", 0) + one.get("Shared_Dirty", 0) for one in told),
-            "memory_proportional_bytes": sum(one.get("Pss", 0) for one in told),
+            "memory_unique_bytes": sum(one.own_bytes for one in told),
+            "memory_shared_bytes": max((one.shared_bytes for one in told), default=0),
+            "memory_proportional_bytes": sum(one.proportional_bytes for one in told),
         }
 
 
@@ -92,10 +97,12 @@ def _start(
 ) -> dict[str, Running]:
     commands = {"gateway": gateway_command(plan, served, directory=directory, port=port)}
     for instance in plan.instances:
-        address = None if ends is None or instance.role == "colocated" else ends.addresses[instance.side]
-        command = instance_command(instance, served, directory=directory, address=address)
-        inside = ends is not None and address is not None
-        commands[instance.name] = ends.inside(instance.side, command) if inside and ends is not None else command
+        if ends is None or instance.role == "colocated":
+            commands[instance.name] = instance_command(instance, served, directory=directory)
+        else:
+            address = ends.addresses[instance.side]
+            command = instance_command(instance, served, directory=directory, address=address)
+            commands[instance.name] = ends.inside(instance.side, command)
     return {name: Running(command, group=group, output=output) for name, command in commands.items()}
 
 
@@ -135,35 +142,3 @@ async def _end(processes: list[Running]) -> None:
         process.send(signal.SIGKILL)
     for task in late:
         await task
-
-
-PARTS = {
-    "queue": "queue_s",
-    "prefill": "prefill_s",
-    "exposed transfer": "exposed_transfer_s",
-    "hand-over": "hand_over_s",
-    "first step": "first_step_s",
-}
-
-
-def read_waterfalls(log: str) -> dict[str, Waterfall]:
-    """Of a gateway's log at debug. The prefiller's queue counts as queue. What is left of the gateway's time to first
-    token is its own, and what its messages took."""
-    found = {}
-    for request, said in re.findall(r"\b(cmpl-\w+)-0: \w+; (queue .*?);", log):
-        ms = {part: float(value) / 1e3 for part, value in re.findall(r"(?:^|, )([a-z -]+?) ([\d.]+) ms", said)}
-        parts = {field: ms[part] for part, field in PARTS.items() if part in ms}
-        parts["queue_s"] = parts.get("queue_s", 0.0) + ms.get("prefiller queue", 0.0)
-        if "ttft" in ms:
-            parts["gateway_s"] = max(0.0, ms["ttft"] - sum(parts.values()))
-        found[request] = Waterfall(**parts)
-    return found
-
-
-def _smaps(pid: int) -> dict[str, int]:
-    """Bytes by kind; nothing of a process that is gone. Source: proc(5), smaps_rollup."""
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return {}
-    return {name: 1024 * int(kib) for name, kib in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
