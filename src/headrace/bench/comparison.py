@@ -123,8 +123,8 @@ class _Version(msgspec.Struct):
     format: int
 
 
-def run_file(directory: Path, arm: Arm, workload: str, rate: float, repetition: int) -> Path:
-    return directory / "runs" / arm.slug / slug(workload) / f"{rate:g}-{repetition}.jsonl"
+def run_file(directory: Path, arm: Arm, workload: str, rate: float, repetition: int, *, under: str = "runs") -> Path:
+    return directory / under / arm.slug / slug(workload) / f"{rate:g}-{repetition}.jsonl"
 
 
 def arrivals_file(directory: Path, workload: str, rate: float, repetition: int) -> Path:

@@ -21,10 +21,8 @@ from headrace.bench.metrics import (
     goodput,
     interval,
     summarize,
-    tpot_s,
-    ttft_s,
 )
-from headrace.bench.records import RequestRecord, Run
+from headrace.bench.records import Run
 
 TARGETS = (0.9, 0.99)
 """Attainments that goodput is told for."""
@@ -131,11 +129,6 @@ def gather(comparison: Comparison, runs: Iterable[Run]) -> Evidence:
     return Evidence(slo=slo, runs=summaries, figures=figures, contests=contests)
 
 
-def counted(run: Run) -> Sequence[RequestRecord]:
-    """Without the warm-up."""
-    return run.requests[run.head.num_warm :]
-
-
 def _counts(comparison: Comparison, run: Run) -> bool:
     head = run.head
     return not any(
@@ -154,7 +147,7 @@ def _summary(run: Run, slo: Slo) -> RunSummary:
         digest=head.digest,
         steal_share=run.end.steal_share,
         facts=run.end.facts,
-        classes={name: summarize(records, slo) for name, records in by_length(counted(run)).items()},
+        classes={name: summarize(records, slo) for name, records in by_length(run.counted).items()},
     )
 
 
@@ -290,15 +283,3 @@ def _paired(values: Sequence[tuple[float | None, float | None]]) -> Interval | N
     """None where any is infinite."""
     differences = [a - b for a, b in values if a is not None and b is not None]
     return interval(differences) if len(differences) == len(values) else None
-
-
-# ---- distributions, for pictures -------------------------------------------------------------------------------
-
-
-def latencies(runs: Iterable[Run]) -> dict[str, list[float]]:
-    """All ttft, tpot of these runs, without what never came."""
-    records = [record for run in runs for record in counted(run)]
-    return {
-        "ttft": [value for record in records if (value := ttft_s(record)) < inf],
-        "tpot": [pace for record in records if (pace := tpot_s(record)) is not None],
-    }

@@ -74,6 +74,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[RequestRecord, ...]
     end: RunEnd
 
+    @property
+    def counted(self) -> Sequence[RequestRecord]:
+        """Without the warm-up."""
+        return self.requests[self.head.num_warm :]
+
 
 def write_run(file: Path, run: Run) -> None:
     """Whole or not at all."""

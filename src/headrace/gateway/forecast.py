@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headrace.gateway.route import (
+    NOT_BY_CHOICE,
     NOTHING_MEASURED,
     DecoderView,
     Pair,
@@ -27,7 +28,6 @@ from headrace.gateway.route import (
     num_pages_wanted,
     route,
 )
-from headrace.protocol.control import Prefilling
 
 ANY_PAGES = 2**40
 """More than a request wants."""
@@ -205,4 +205,4 @@ def _chunks_keep(view: DecoderView, wanted: Wanted, promised: Promise) -> bool:
 
 def _without_chunks(view: DecoderView) -> DecoderView:
     """`route` lets it compute no prompt by choice."""
-    return replace(view, prefilling=Prefilling(step_s=0.0, rate=0.0))
+    return replace(view, prefilling=NOT_BY_CHOICE)

@@ -31,6 +31,9 @@ ASSUMED = Prefilling(step_s=0.0, rate=1000.0)
 """Of whoever prefills, while nobody has measured anything. Later one that has not measured counts as the fastest that
 is known: so it is asked, and measures."""
 
+NOT_BY_CHOICE = Prefilling(step_s=0.0, rate=0.0)
+"""Of a decoder that is to compute a prompt only where it must: as of one whose budget any chunk would break."""
+
 UNFELT_S = 0.01
 UNFELT_SHARE = 0.1
 """Differences in price, between decoders, that are noise: nobody feels them, and predictions are no better."""

@@ -11,6 +11,7 @@ from functools import partial
 from headrace.engine.requests import TIERS
 from headrace.gateway.forecast import Fleet
 from headrace.gateway.route import (
+    NOT_BY_CHOICE,
     DecoderView,
     Pair,
     PrefillerView,
@@ -28,9 +29,6 @@ from headrace.planner.ranking import Kind, Ranking
 from headrace.planner.requests import Request
 from headrace.planner.scenario import Instance, Scenario
 from headrace.protocol.control import Decoding, Prefilling
-
-NO_CHUNKS = Prefilling(step_s=0.0, rate=0.0)
-"""Of a decoder that computes no prompt by choice."""
 
 
 def wanted_of(request: Request) -> Wanted:
@@ -169,7 +167,7 @@ def decoder_view(decoder: Decoder, request: Request, hand_over_s: float) -> Deco
         cached_tokens=cached_tokens(decoder, request),
         prefilling=Prefilling(step_s=speed.step_s, rate=speed.rate, chunk_tokens=speed.chunk_tokens)
         if decoder.computes
-        else NO_CHUNKS,
+        else NOT_BY_CHOICE,
         decoding=Decoding(
             step_s=cost.step_s,
             row_s=cost.row_s,

@@ -15,9 +15,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from headrace.bench.evidence import TARGETS, ArmFigures, counted, latencies
-from headrace.bench.metrics import all_itls_s
-from headrace.bench.records import RequestRecord, Run, Waterfall
+from headrace.bench.evidence import TARGETS, ArmFigures
+from headrace.bench.metrics import all_itls_s, mean_waterfall, ttft_s
+from headrace.bench.records import RequestRecord, Run
 from headrace.bench.report.figures import Figures
 
 INK, RULE = "#010101", "#020202"
@@ -120,8 +120,10 @@ def distributions(told: Figures, runs: Sequence[Run], workload: str) -> str:
     def draw(figure: Figure) -> None:
         first, gaps = figure.subplots(1, 2)
         for arm, own in chosen.items():
-            _ecdf(first, latencies(own)["ttft"], hue_of(told, arm), arm)
-            _ecdf(gaps, all_itls_s([record for run in own for record in counted(run)]), hue_of(told, arm), arm)
+            records = [record for run in own for record in run.counted]
+            came = [value for record in records if (value := ttft_s(record)) < inf]
+            _ecdf(first, came, hue_of(told, arm), arm)
+            _ecdf(gaps, all_itls_s(records), hue_of(told, arm), arm)
         for axes, title, budget in (
             (first, "time to first token", told.comparison.slo.ttft_s),
             (gaps, "between tokens", told.comparison.slo.tpot_s),
@@ -144,7 +146,7 @@ def lanes(told: Figures, runs: Sequence[Run], workload: str) -> str:
     def draw(figure: Figure) -> None:
         panels = figure.subplots(len(last), 1, squeeze=False, sharex=True)[:, 0]
         for axes, (arm, run) in zip(panels, last.items(), strict=True):
-            for lane, record in enumerate(counted(run)[:MOST_LANES]):
+            for lane, record in enumerate(run.counted[:MOST_LANES]):
                 _lane(axes, lane, record, hue_of(told, arm))
             axes.set_title(f"{arm}, {workload} at {rate:.3g}/s")
             axes.set_yticks([])
@@ -223,12 +225,8 @@ def _lane(axes: Axes, lane: int, record: RequestRecord, hue: str) -> None:
 
 
 def _mean_parts(runs: Sequence[Run]) -> dict[str, float]:
-    told = [record.waterfall for run in runs for record in counted(run) if record.waterfall is not None]
-    return {name: sum(_part(one, field) for one in told) / max(1, len(told)) for field, name in PARTS.items()}
-
-
-def _part(one: Waterfall, field: str) -> float:
-    return getattr(one, field) or 0.0
+    mean = mean_waterfall(record for run in runs for record in run.counted)
+    return {name: getattr(mean, field) or 0.0 for field, name in PARTS.items()}
 
 
 def _of(told: Figures, workload: str) -> list[ArmFigures]:

@@ -71,7 +71,7 @@ def _read(lines: Iterator[Line], seed: int, begin_s: float) -> Iterator[Arrival 
         *(_times(windows, random.Random(f"servegen {client}, {seed}"), begin_s) for client, windows in clients.items())
     )
     for at_s in times:
-        now = lengths[max(0, bisect_right([one.begin_s for one in lengths], at_s) - 1)]
+        now = lengths[max(0, bisect_right(lengths, at_s, key=lambda one: one.begin_s) - 1)]
         prompt, output = now.prompt.draw(draw), now.output.draw(draw)
         yield Arrival(at_s=at_s, prompt_tokens=prompt, max_tokens=output) if prompt > 0 and output > 0 else None
 

@@ -5,7 +5,6 @@ on a core of its own, the same cores in every arm. The gateway and the client ru
 """
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -138,9 +137,3 @@ def told_commands(plan: ArmPlan, served: Served) -> tuple[str, ...]:
 
 def _control(directory: Path) -> str:
     return f"ipc://{directory / CONTROL_SOCKET}"
-
-
-def require_some(plans: Sequence[ArmPlan]) -> None:
-    """Raises InputError."""
-    if not plans:
-        raise InputError("arms", "must leave one arm at the least")

@@ -65,6 +65,15 @@ class Plan:
     ends: Ends | None
     vocabulary: tuple[int, int]
 
+    @property
+    def all_arms(self) -> list[Arm]:
+        return [*(one.arm for one in self.arms), *(one.arm for one in self.targets)]
+
+    @property
+    def colocated(self) -> list[Arm]:
+        """One for each chunk size."""
+        return [arm for arm in self.all_arms if arm.kind == "colocated"]
+
 
 class Unusable(HeadraceError):
     """A run failed itself each time that it was tried, and nothing can be derived without it."""
@@ -101,13 +110,11 @@ class Ask:
         assert known is not None, "an arm that is not among those that are compared"
         return known.arm
 
-    async def __call__(self, point: Point, given: ArrivalList | None = None, kind: str = "runs") -> Run:
+    async def __call__(self, point: Point, given: ArrivalList | None = None, *, under: str = "runs") -> Run:
         """The run, from its file where it is there; of the workload's arrivals, or those that are given. Raises
         Unusable when it failed itself each time."""
         plan = self._all
-        file = run_file(plan.directory, self._arm, point.workload, point.rate, point.repetition)
-        if kind != "runs":
-            file = plan.directory / kind / file.relative_to(plan.directory / "runs")
+        file = run_file(plan.directory, self._arm, point.workload, point.rate, point.repetition, under=under)
         if file.exists():
             self._told.progress.advance(plan.seconds)
             return read_run(file)

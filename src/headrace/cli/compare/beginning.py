@@ -21,7 +21,7 @@ from headrace.bench.synthetic import KINDS, POISSON, drawn, read_process, rearri
 from headrace.bench.traces.reading import read_trace
 from headrace.bench.workload import ArrivalList, Fit, at_rate, clipped, first
 from headrace.cli import options as opt
-from headrace.cli.compare.arms import ArmPlan, Served, colocated_arm, ratios, require_some, split_arm, told_commands
+from headrace.cli.compare.arms import ArmPlan, Served, colocated_arm, ratios, split_arm, told_commands
 from headrace.cli.compare.asking import Make, Plan, Target, Told
 from headrace.cli.compare.comparing import Comparing
 from headrace.cli.compare.energy import POWERCAP, Energy
@@ -138,7 +138,6 @@ def _arms(served: Served, chunks: Sequence[float], prefillers: Sequence[float], 
     for num in splits:
         plans += [split_arm(served, num, local_prefill="cheaper")]
         plans += [] if is_quick else [split_arm(served, num, local_prefill="needed")]
-    require_some(plans)
     return plans
 
 
@@ -180,18 +179,13 @@ def _maker(words: Sequence[str], arrivals: str | None, *, begin_s: float, fit: F
             return clipped(drawn(name, rate=rate, num_requests=num, seed=seed, process=process or POISSON), fit)
         part = first(traces[name], num)
         moved = at_rate(part, rate) if process is None and part.rate else rearrived(part, process or POISSON, rate)
-        return _with_seed(moved, seed)
+        # Other tokens in each repetition: no prefix of an earlier one is found.
+        return msgspec.structs.replace(moved, seed=seed)
 
     return make
 
 
-def _with_seed(arrivals: ArrivalList, seed: int) -> ArrivalList:
-    """Other tokens in each repetition: no prefix of an earlier one is found."""
-    return msgspec.structs.replace(arrivals, seed=seed)
-
-
 def _comparison(plan: Plan, *, model: str, link: str) -> Comparison:
-    arms = [*(one.arm for one in plan.arms), *(one.arm for one in plan.targets)]
     known = {one.arm.name: told_commands(one, plan.served) for one in plan.arms}
     return Comparison(
         began=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -203,7 +197,7 @@ def _comparison(plan: Plan, *, model: str, link: str) -> Comparison:
         slo=plan.slo or Slo(ttft_s=0.0, tpot_s=0.0),
         slo_source="given" if plan.slo else "",
         link=link,
-        arms=tuple(msgspec.structs.replace(arm, commands=known.get(arm.name, ())) for arm in arms),
+        arms=tuple(msgspec.structs.replace(arm, commands=known.get(arm.name, ())) for arm in plan.all_arms),
         workloads=tuple(plan.workloads),
         rates={},
         repetitions=plan.num_repetitions,

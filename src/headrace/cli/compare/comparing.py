@@ -44,7 +44,7 @@ class Comparing:
     plan: Plan
     comparison: Comparison  # as it will be written, without what only the runs tell
     told: Told
-    _asked: "Ask | None" = None  # the arm that runs
+    _asked: Ask | None = None  # the arm that runs
 
     # ---- the course --------------------------------------------------------------------------------------------
 
@@ -78,23 +78,23 @@ class Comparing:
 
     async def _idle(self) -> Run:
         """The longest of some requests, to know how long one takes; then all of them, one after another."""
-        chunks = [one.arm for one in self.plan.arms if one.arm.kind == "colocated"]
-        arm = chunks[-1] if chunks else self._all_arms[0]
+        chunks = self.plan.colocated
+        arm = chunks[-1] if chunks else self.plan.all_arms[0]
         workload = self.plan.workloads[0].name
         self.told.progress.say(f"{arm.name}: one request at a time")
         ask = await self._serving(arm.name)
         every = self.plan.make(workload, 1.0, IDLE_OF, self.plan.seed)
         longest = first(idle_list(every, gap_s=0.0), 1)
-        alone = await ask(self._point(workload, 1.0, 0), longest, "idle")
+        alone = await ask(Point(workload=workload, rate=1.0, repetition=0), longest, under="idle")
         whole_s = max(record.token_s[-1] - record.arrival_s for record in alone.requests if record.token_s)
         gap_s = float(f"{1.1 * whole_s:.2g}")
         # Other tokens: the longest is not to be found in a prefix index.
         others = msgspec.structs.replace(idle_list(every, gap_s=gap_s), seed=self.plan.seed + MAX_SEED)
-        return await ask(self._point(workload, 1 / gap_s, 0), others, "idle")
+        return await ask(Point(workload=workload, rate=1 / gap_s, repetition=0), others, under="idle")
 
     async def _sweep(self, workloads: Sequence[str], rate: float) -> None:
-        chunks = [one.arm for one in self.plan.arms if one.arm.kind == "colocated"]
-        points = [self._point(workload, rate, 1) for workload in workloads]
+        chunks = self.plan.colocated
+        points = [Point(workload=workload, rate=rate, repetition=1) for workload in workloads]
         # The last one was idle a moment ago, and still runs.
         for arm in chunks[::-1] if len(chunks) > 1 else []:
             await self._session(Session(arm=arm.name, points=points))
@@ -107,14 +107,14 @@ class Comparing:
 
     def _contenders(self, workloads: Sequence[str]) -> list[str]:
         """The best chunk size of the sweep, every split arm, every target."""
-        chunks = [one.arm for one in self.plan.arms if one.arm.kind == "colocated"]
-        others = [arm.name for arm in self._all_arms if arm.kind != "colocated"]
+        chunks = self.plan.colocated
+        others = [arm.name for arm in self.plan.all_arms if arm.kind != "colocated"]
         if len(chunks) < 2:
             return [*(arm.name for arm in chunks), *others]
 
         def rank(arm: Arm) -> tuple[float, float]:
             runs = [run for run in self._runs_of(arm) if run.head.workload in workloads]
-            records = [record for run in runs for record in run.requests[run.head.num_warm :]]
+            records = [record for run in runs for record in run.counted]
             return attainment(records, self.comparison.slo), -percentile([ttft_s(one) for one in records], 0.9)
 
         return [max(chunks, key=rank).name, *others]
@@ -131,11 +131,11 @@ class Comparing:
             ask = await self._serving(arm)
             while (rate := next_rate(by_rate, begin)) is not None:
                 try:
-                    run = await ask(self._point(workload, rate, 1))
+                    run = await ask(Point(workload=workload, rate=rate, repetition=1))
                 except Unusable as error:  # told by what it has found so far
                     _log.warning("%s", error)
                     break
-                by_rate[rate] = attainment(run.requests[run.head.num_warm :], self.comparison.slo)
+                by_rate[rate] = attainment(run.counted, self.comparison.slo)
         return common_rates(known)
 
     # ---- sessions and runs -------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Comparing:
                 _log.warning("%s", error)
         self._write(is_whole=False)
 
-    async def _serving(self, name: str) -> "Ask":
+    async def _serving(self, name: str) -> Ask:
         """Runs of this arm. It is started with the first that is really to be made; one that runs already goes on."""
         if self._asked is None or self._asked.name != name:
             await self._stop()
@@ -164,9 +164,6 @@ class Comparing:
         if asked is not None:
             await asked.stop()
 
-    def _point(self, workload: str, rate: float, repetition: int) -> Point:
-        return Point(workload=workload, rate=rate, repetition=repetition)
-
     def _busy_s(self, idle: Run) -> float:
         """Seconds of a device for a request of the workload, on average: its prefill, and its part of decode steps that
         four share."""
@@ -177,10 +174,6 @@ class Comparing:
         ]
         every = self.plan.make(idle.head.workload, 1.0, IDLE_OF, self.plan.seed)
         return mean_by_length(known, [one.prompt_tokens for one in every.arrivals])
-
-    @property
-    def _all_arms(self) -> list[Arm]:
-        return [*(one.arm for one in self.plan.arms), *(one.arm for one in self.plan.targets)]
 
     def _runs_of(self, arm: Arm) -> list[Run]:
         return [read_run(file) for file in sorted((self.plan.directory / "runs" / arm.slug).rglob("*.jsonl"))]

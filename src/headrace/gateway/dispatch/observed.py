@@ -25,9 +25,9 @@ from headrace.gateway.dispatch.affinity import Affinity, Prompt
 from headrace.gateway.dispatch.attempt import Attempt, RequestMessage
 from headrace.gateway.dispatch.instances import Instance, Instances, decoder_view, prefiller_view
 from headrace.gateway.options import LocalPrefill
-from headrace.gateway.route import UNMEASURED, DecoderView, Pair, PrefillerView, TransferCost
+from headrace.gateway.route import NOT_BY_CHOICE, UNMEASURED, DecoderView, Pair, PrefillerView, TransferCost
 from headrace.kvcache.prefix import num_whole_pages
-from headrace.protocol.control import Accepted, Finished, Prefilling, Tokens
+from headrace.protocol.control import Accepted, Finished, Tokens
 from headrace.protocol.messages import Uuid
 
 FORGET_S = 60.0
@@ -48,10 +48,6 @@ ONE_EVENT_S = 1.0
 FIRST_SUSPICION_S, LONGEST_SUSPICION_S = 5.0, 60.0
 SUSPECTED = TransferCost(base_s=60.0)
 """Whoever else can compute the prompt does: more than any other way takes."""
-
-
-NOT_BY_CHOICE = Prefilling(step_s=0.0, rate=0.0)
-"""As of a decoder whose budget any chunk would break."""
 
 
 @dataclass(slots=True)
