@@ -4,18 +4,14 @@ Resumed, it reads the runs that are there instead of making them again, and so c
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from headrace.bench.comparison import (
-    Arm,
-    Comparison,
-    write_comparison,
-)
+from headrace.bench.comparison import Comparison, write_comparison
 from headrace.bench.metrics import Slo, attainment, percentile, tpot_s, ttft_s
-from headrace.bench.records import Run, read_run
+from headrace.bench.records import Run
 from headrace.bench.workload import first
 from headrace.cli.compare.asking import MAX_SEED, Ask, Plan, Told, Unusable
 from headrace.cli.compare.course import (
@@ -65,8 +61,7 @@ class Comparing:
             plan.rates[0] if plan.rates else first_rate(num_devices=len(plan.served.cpus), busy_s=self._busy_s(idle))
         )
         workloads = [workload.name for workload in plan.workloads]
-        await self._sweep(workloads, self._sweep_rate(begin))
-        contenders = self._contenders(workloads)
+        contenders = self._contenders(await self._sweep(workloads, self._sweep_rate(begin)))
         rates = {workload: await self._rates(workload, contenders, begin) for workload in workloads}
         self.comparison = msgspec.structs.replace(self.comparison, rates=rates)
         sessions = repetitions(contenders, rates, plan.num_repetitions)
@@ -92,12 +87,13 @@ class Comparing:
         others = msgspec.structs.replace(idle_list(every, gap_s=gap_s), seed=self.plan.seed + MAX_SEED)
         return await ask(Point(workload=workload, rate=1 / gap_s, repetition=0), others, under="idle")
 
-    async def _sweep(self, workloads: Sequence[str], rate: float) -> None:
+    async def _sweep(self, workloads: Sequence[str], rate: float) -> dict[str, list[Run]]:
+        """By chunk size's arm; nothing where there is one."""
         chunks = self.plan.colocated
         points = [Point(workload=workload, rate=rate, repetition=1) for workload in workloads]
         # The last one was idle a moment ago, and still runs.
-        for arm in chunks[::-1] if len(chunks) > 1 else []:
-            await self._session(Session(arm=arm.name, points=points))
+        swept = chunks[::-1] if len(chunks) > 1 else []
+        return {arm.name: await self._session(Session(arm=arm.name, points=points)) for arm in swept}
 
     def _sweep_rate(self, begin: float) -> float:
         """One that all arms are asked at later, too, where it is known."""
@@ -105,19 +101,18 @@ class Comparing:
             return self.plan.rates[len(self.plan.rates) // 2]
         return on_grid(QUICK_FACTORS[0] * begin) if self.plan.is_quick else begin
 
-    def _contenders(self, workloads: Sequence[str]) -> list[str]:
+    def _contenders(self, swept: Mapping[str, Sequence[Run]]) -> list[str]:
         """The best chunk size of the sweep, every split arm, every target."""
         chunks = self.plan.colocated
         others = [arm.name for arm in self.plan.all_arms if arm.kind != "colocated"]
-        if len(chunks) < 2:
+        if not swept:
             return [*(arm.name for arm in chunks), *others]
 
-        def rank(arm: Arm) -> tuple[float, float]:
-            runs = [run for run in self._runs_of(arm) if run.head.workload in workloads]
-            records = [record for run in runs for record in run.counted]
+        def rank(arm: str) -> tuple[float, float]:
+            records = [record for run in swept[arm] for record in run.counted]
             return attainment(records, self.comparison.slo), -percentile([ttft_s(one) for one in records], 0.9)
 
-        return [max(chunks, key=rank).name, *others]
+        return [max((arm.name for arm in chunks), key=rank), *others]
 
     async def _rates(self, workload: str, arms: Sequence[str], begin: float) -> tuple[float, ...]:
         if self.plan.rates is not None:
@@ -140,17 +135,20 @@ class Comparing:
 
     # ---- sessions and runs -------------------------------------------------------------------------------------
 
-    async def _session(self, session: Session) -> None:
+    async def _session(self, session: Session) -> list[Run]:
+        """Those of its points that count."""
+        runs = []
         self.told.progress.say(
             f"{session.arm}: {', '.join(f'{one.workload} at {one.rate:g}/s' for one in session.points)}"
         )
         ask = await self._serving(session.arm)
         for point in session.points:
             try:
-                await ask(point)
+                runs.append(await ask(point))
             except Unusable as error:
                 _log.warning("%s", error)
         self._write(is_whole=False)
+        return runs
 
     async def _serving(self, name: str) -> Ask:
         """Runs of this arm. It is started with the first that is really to be made; one that runs already goes on."""
@@ -174,9 +172,6 @@ class Comparing:
         ]
         every = self.plan.make(idle.head.workload, 1.0, IDLE_OF, self.plan.seed)
         return mean_by_length(known, [one.prompt_tokens for one in every.arrivals])
-
-    def _runs_of(self, arm: Arm) -> list[Run]:
-        return [read_run(file) for file in sorted((self.plan.directory / "runs" / arm.slug).rglob("*.jsonl"))]
 
     def _write(self, *, is_whole: bool) -> None:
         self.comparison = msgspec.structs.replace(
