@@ -46,17 +46,18 @@ PLACE_PANEL = "Addresses"
 PROCESS_PANEL = "Processes"
 
 
-def _option(names: str, metavar: str | None, help_text: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 (typer's)
+def option(names: str, metavar: str | None, help_text: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 (typer's)
+    """In a panel of the help."""
     return typer.Option(names, metavar=metavar, help=help_text, rich_help_panel=panel, **more)
 
 
 ModelName = Annotated[
     str,
-    _option("--model", "NAME", f"A Hugging Face directory, a hub id (org/name), {' or '.join(BUILTINS)}.", MODEL_PANEL),
+    option("--model", "NAME", f"A Hugging Face directory, a hub id (org/name), {' or '.join(BUILTINS)}.", MODEL_PANEL),
 ]
 ServedName = Annotated[
     str | None,
-    _option(
+    option(
         *("--served-name", "NAME", "What clients call the model; without it, what --model says.", MODEL_PANEL),
         parser=plain_name,
         show_default=False,
@@ -64,14 +65,14 @@ ServedName = Annotated[
 ]
 Dtype = Annotated[
     str,
-    _option(
+    option(
         *("--dtype", "|".join(get_args(KVDtype)), "Of weights, arithmetic and KV.", MODEL_PANEL),
         parser=one_of(*get_args(KVDtype)),
     ),
 ]
 MaxModelLen = Annotated[
     int | None,
-    _option(
+    option(
         *("--max-model-len", "TOKENS", "Of prompt and output together; without it, what model and KV memory allow."),
         MODEL_PANEL,
         parser=whole_number(least=2, most=MOST_TOKENS),
@@ -81,28 +82,28 @@ MaxModelLen = Annotated[
 
 PageSize = Annotated[
     int,
-    _option(
+    option(
         *("--page-size", "TOKENS", "Of a KV page, the unit of memory and of transfer.", MEMORY_PANEL),
         parser=whole_number(least=1, most=MOST_TOKENS),
     ),
 ]
 ChunkTokens = Annotated[
     int,
-    _option(
+    option(
         *("--chunk-tokens", "TOKENS", "Prompt tokens computed in one step, at most.", MEMORY_PANEL),
         parser=whole_number(least=1, most=MOST_TOKENS),
     ),
 ]
 MaxRunning = Annotated[
     int,
-    _option(
+    option(
         *("--max-running", "N", "Requests that hold KV pages at once, at most.", MEMORY_PANEL),
         parser=whole_number(least=1, most=MOST_REQUESTS),
     ),
 ]
 TpotMs = Annotated[
     float | None,
-    _option(
+    option(
         *("--tpot-ms", "MS", "Longest decode step; who would make it longer waits. Without it, no bound."),
         MEMORY_PANEL,
         parser=milliseconds,
@@ -111,7 +112,7 @@ TpotMs = Annotated[
 ]
 MaxStallMs = Annotated[
     float | None,
-    _option(
+    option(
         *("--max-stall-ms", "MS", "Longest step that computes prompts beside decode. Without it, no bound."),
         MEMORY_PANEL,
         parser=milliseconds,
@@ -120,7 +121,7 @@ MaxStallMs = Annotated[
 ]
 KVMemory = Annotated[
     int,
-    _option(
+    option(
         *("--kv-memory", "SIZE", "KV memory of an instance, all ranks: 512MiB, 2GB, or bytes.", MEMORY_PANEL),
         parser=size_in_bytes,
         show_default=in_units(INSTANCE_DEFAULTS.kv_memory_bytes),
@@ -128,7 +129,7 @@ KVMemory = Annotated[
 ]
 Threads = Annotated[
     int,
-    _option(
+    option(
         *("--threads", "N", "CPU threads that compute, for each rank.", MEMORY_PANEL),
         parser=whole_number(least=1, most=1024),
     ),
@@ -136,7 +137,7 @@ Threads = Annotated[
 
 Kernels = Annotated[
     str,
-    _option(
+    option(
         *("--kernels", "|".join(get_args(KernelChoice)), "What computes; auto: native where CPU and model allow it."),
         MODEL_PANEL,
         parser=one_of(*get_args(KernelChoice)),
@@ -144,7 +145,7 @@ Kernels = Annotated[
 ]
 Cpus = Annotated[
     CpuNumbers | None,
-    _option(
+    option(
         *("--cpus", "LIST", "CPUs of all ranks' threads, in order: 0,2-5; without it, wherever the system puts them."),
         MEMORY_PANEL,
         parser=cpu_list,
@@ -154,7 +155,7 @@ Cpus = Annotated[
 
 
 def _ranks(name: str, help_text: str, **more: Any) -> Any:  # noqa: ANN401 (typer's)
-    return _option(name, "N", help_text, PROCESS_PANEL, parser=whole_number(least=1, most=MOST_RANKS), **more)
+    return option(name, "N", help_text, PROCESS_PANEL, parser=whole_number(least=1, most=MOST_RANKS), **more)
 
 
 _TP_HELP = "Ranks (processes) that share each layer, its heads and experts"
@@ -165,7 +166,7 @@ PrefillerTpIfSplit = Annotated[int | None, _ranks("--prefiller-tp", f"{_TP_HELP}
 DecoderTp = Annotated[int, _ranks("--decoder-tp", f"{_TP_HELP}: of a decoder, colocated too.")]
 DecoderDp = Annotated[int, _ranks("--decoder-dp", f"{_DP_HELP}: of a decoder, colocated too.")]
 
-_TRANSFER = _option(
+_TRANSFER = option(
     *("--transfer", "|".join(get_args(Transfer)), "Send each layer as it is computed, or all when all are."),
     MEMORY_PANEL,
     parser=one_of(*get_args(Transfer)),
@@ -176,23 +177,23 @@ TransferModeIfSplit = Annotated[str | None, _TRANSFER]
 
 VerifyKVIfSplit = Annotated[
     bool | None,
-    _option(
+    option(
         *("--verify-kv/--no-verify-kv", None, "Compare a digest of every KV page that was received.", MEMORY_PANEL),
         show_default="verify-kv",
     ),
 ]
 
-Host = Annotated[str, _option("--host", "ADDRESS", "Where HTTP listens.", PLACE_PANEL)]
+Host = Annotated[str, option("--host", "ADDRESS", "Where HTTP listens.", PLACE_PANEL)]
 Port = Annotated[
     int,
-    _option(
+    option(
         *("--port", "PORT", "Where HTTP listens; 0 for any that is free.", PLACE_PANEL),
         parser=whole_number(least=0, most=65535),
     ),
 ]
 Control = Annotated[
     str | None,
-    _option(
+    option(
         *("--control", "ENDPOINT", "Where instances announce themselves; without it, a socket in your run directory."),
         PLACE_PANEL,
         show_default=False,
@@ -200,7 +201,7 @@ Control = Annotated[
 ]
 RunningControl = Annotated[
     str | None,
-    _option(
+    option(
         *("--control", "ENDPOINT", "A gateway's --control; without it, that of the one gateway that you run here."),
         PLACE_PANEL,
         show_default=False,
@@ -209,21 +210,21 @@ RunningControl = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="For machines, instead of tables.")]
 Gateways = Annotated[
     list[str] | None,
-    _option(
+    option(
         *("--gateway", "ENDPOINT", "A gateway's --control, once for each; without it, the default one.", PLACE_PANEL),
         show_default=False,
     ),
 ]
 FabricHosts = Annotated[
     list[str] | None,
-    _option(
+    option(
         *("--fabric-host", "ADDRESS", "Where KV pages are sent from and received, once for each NIC.", PLACE_PANEL),
         show_default=", ".join(INSTANCE_DEFAULTS.fabric_hosts),
     ),
 ]
 Transports = Annotated[
     TransportNames | None,
-    _option(
+    option(
         *(
             "--transports",
             "LIST",
@@ -236,7 +237,7 @@ Transports = Annotated[
 ]
 RequireProvider = Annotated[
     str | None,
-    _option(
+    option(
         *("--require-provider", "NAME", "The one transport that KV may travel by: no other peer is talked to."),
         PLACE_PANEL,
         parser=one_of(*get_args(Transport)),
@@ -245,14 +246,14 @@ RequireProvider = Annotated[
 ]
 Insecure = Annotated[
     bool,
-    _option(
+    option(
         *("--insecure", None, "Allow addresses that others can reach: messages are not authenticated.", PLACE_PANEL),
     ),
 ]
 
 DeploymentFile = Annotated[
     Path | None,
-    _option(
+    option(
         *("--deployment", "FILE", "A file that says which model, instances and sizes; see `headrace check`."),
         PROCESS_PANEL,
         show_default=False,
@@ -260,14 +261,14 @@ DeploymentFile = Annotated[
 ]
 NumGateways = Annotated[
     int,
-    _option(
+    option(
         *("--gateways", "N", "Servers before the same instances, at --port and the next ones.", PROCESS_PANEL),
         parser=whole_number(least=1, most=MOST_GATEWAYS),
     ),
 ]
 Prefillers = Annotated[
     int | None,
-    _option(
+    option(
         *("--prefillers", "N", "Processes that compute prompts.", PROCESS_PANEL),
         parser=whole_number(least=1, most=MOST_INSTANCES),
         show_default="1",
@@ -275,20 +276,20 @@ Prefillers = Annotated[
 ]
 Decoders = Annotated[
     int,
-    _option(
+    option(
         *("--decoders", "N", "Processes that generate; with --colocated those that do both.", PROCESS_PANEL),
         parser=whole_number(least=1, most=MOST_INSTANCES),
     ),
 ]
 Colocated = Annotated[
-    bool, _option("--colocated", None, "One pool: prompts are computed where tokens are generated.", PROCESS_PANEL)
+    bool, option("--colocated", None, "One pool: prompts are computed where tokens are generated.", PROCESS_PANEL)
 ]
 Handed = Annotated[int, typer.Option()]
 """A process id or a descriptor, from the process that starts this one."""
 
 ProcessName = Annotated[
     str | None,
-    _option(
+    option(
         *("--name", "NAME", "In log lines and metrics; without it, role and process id.", PROCESS_PANEL),
         parser=plain_name,
         show_default=False,
@@ -297,7 +298,7 @@ ProcessName = Annotated[
 
 
 def _promise(tier: str, latency: str, what: str) -> Any:  # noqa: ANN401 (typer's)
-    return _option(
+    return option(
         *(f"--{tier}-{latency}-ms", "MS", f"{what} of {tier} requests: a budget. Without it, none.", PROCESS_PANEL),
         parser=milliseconds,
         show_default=False,
@@ -310,7 +311,7 @@ FlexTtftMs = Annotated[float | None, _promise("flex", "ttft", "Time to first tok
 FlexTpotMs = Annotated[float | None, _promise("flex", "tpot", "Mean time of a further token")]
 KeyTiers = Annotated[
     list[KeyTier] | None,
-    _option(
+    option(
         *("--key-tier", "SHA256=TIER", "An API key's digest, and the tier of its requests. Once for each."),
         PROCESS_PANEL,
         parser=key_tier,
@@ -319,7 +320,7 @@ KeyTiers = Annotated[
 ]
 MaxQueued = Annotated[
     int,
-    _option(
+    option(
         *("--max-queued", "N", "Requests of a tier that wait; the next one is answered 429.", PROCESS_PANEL),
         parser=whole_number(least=1, most=MOST_REQUESTS),
     ),
@@ -330,10 +331,10 @@ _LOCAL_PREFILL = (
     "When a decoder computes a prompt itself: where that is cheaper, or only where no prefiller could.",
     PROCESS_PANEL,
 )
-LocalPrefillChoice = Annotated[str, _option(*_LOCAL_PREFILL, parser=one_of(*get_args(LocalPrefill)))]
+LocalPrefillChoice = Annotated[str, option(*_LOCAL_PREFILL, parser=one_of(*get_args(LocalPrefill)))]
 LocalPrefillIfSplit = Annotated[
     str | None,
-    _option(
+    option(
         *_LOCAL_PREFILL,
         parser=one_of(*get_args(LocalPrefill)),
         show_default=f"({GATEWAY_DEFAULTS.local_prefill})",
@@ -341,11 +342,11 @@ LocalPrefillIfSplit = Annotated[
 ]
 Deadline = Annotated[
     float,
-    _option("--deadline", "SECONDS", "Of a request that names none.", PROCESS_PANEL, parser=seconds),
+    option("--deadline", "SECONDS", "Of a request that names none.", PROCESS_PANEL, parser=seconds),
 ]
 LogLevel = Annotated[
     str,
-    _option(
+    option(
         *("--log-level", "|".join(LEVELS), "At debug, a line for every request, and tracebacks.", PROCESS_PANEL),
         parser=one_of(*LEVELS),
     ),

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
+from headrace.cli.options import option
 from headrace.cli.values import milliseconds, whole_number
 from headrace.deploy.sizes import MOST_TOKENS
 
@@ -60,36 +61,32 @@ def number(*, least: float, most: float) -> Callable[[object], float]:
     return parse
 
 
-def _option(names: str, metavar: str | None, help_text: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 (typer's)
-    return typer.Option(names, metavar=metavar, help=help_text, rich_help_panel=panel, **more)
-
-
 Quick = Annotated[
-    bool, _option("--quick", None, "An answer in under three minutes: few chunk sizes, two rates, short runs.", PANEL)
+    bool, option("--quick", None, "An answer in under three minutes: few chunk sizes, two rates, short runs.", PANEL)
 ]
 Workloads = Annotated[
     list[str] | None,
-    _option(
+    option(
         *("--workload", "NAME|FILE", "short, long, mixed, or a trace file; may be given several times.", PANEL),
         show_default="mixed",
     ),
 ]
 Arrivals = Annotated[
     str | None,
-    _option(
+    option(
         *("--arrivals", "PROCESS", "poisson, constant or gamma:CV; of a trace its own, unless this is given.", PANEL),
         show_default=False,
     ),
 ]
 Begin = Annotated[
     float,
-    _option(
+    option(
         "--begin", "SECONDS", "Of a trace, where the part that is used begins.", PANEL, parser=number(least=0, most=1e8)
     ),
 ]
 Rates = Annotated[
     Numbers,
-    _option(
+    option(
         *("--rates", "LIST", "Requests a second, for all arms; without it they are searched.", PANEL),
         parser=number_list(least=0.001, most=MOST_RATE),
         show_default=False,
@@ -97,13 +94,13 @@ Rates = Annotated[
 ]
 Seconds = Annotated[
     float | None,
-    _option(
+    option(
         *("--seconds", "N", "Of arrivals in each run.", PANEL), parser=number(least=1, most=86_400), show_default="30"
     ),
 ]
 Repetitions = Annotated[
     int | None,
-    _option(
+    option(
         *("--repetitions", "N", "Of each rate in each arm: three are the fewest that an interval needs.", PANEL),
         parser=whole_number(least=1, most=100),
         show_default="5",
@@ -111,7 +108,7 @@ Repetitions = Annotated[
 ]
 TtftMs = Annotated[
     float | None,
-    _option(
+    option(
         *("--ttft-ms", "MS", "Budget of the first token; with --tpot-ms. Without them both follow from an idle arm."),
         PANEL,
         parser=milliseconds,
@@ -120,7 +117,7 @@ TtftMs = Annotated[
 ]
 SloTpotMs = Annotated[
     float | None,
-    _option(
+    option(
         *("--tpot-ms", "MS", "Budget of a further token, on average over a request.", PANEL),
         parser=milliseconds,
         show_default=False,
@@ -128,21 +125,21 @@ SloTpotMs = Annotated[
 ]
 MaxPrompt = Annotated[
     int,
-    _option(
+    option(
         *("--max-prompt-tokens", "N", "Longer prompts are clipped, and the report says how many.", PANEL),
         parser=whole_number(least=1, most=MOST_TOKENS),
     ),
 ]
 MaxOutput = Annotated[
     int,
-    _option(
+    option(
         *("--max-output-tokens", "N", "The same of answers.", PANEL), parser=whole_number(least=2, most=MOST_TOKENS)
     ),
 ]
-Seed = Annotated[int, _option("--seed", "N", "Of all that is drawn.", PANEL, parser=whole_number(least=0))]
+Seed = Annotated[int, option("--seed", "N", "Of all that is drawn.", PANEL, parser=whole_number(least=0))]
 Chunks = Annotated[
     Numbers,
-    _option(
+    option(
         *("--chunks", "LIST", "Chunk sizes of the colocated arms; the best is the rival.", ARMS_PANEL),
         parser=number_list(least=1, most=MOST_TOKENS, is_whole=True),
         show_default="64,128,256,512",
@@ -150,7 +147,7 @@ Chunks = Annotated[
 ]
 Prefillers = Annotated[
     Numbers,
-    _option(
+    option(
         *("--prefillers", "LIST", "Of the split arms; the other devices decode.", ARMS_PANEL),
         parser=number_list(least=1, most=64, is_whole=True),
         show_default="the evenest split",
@@ -158,7 +155,7 @@ Prefillers = Annotated[
 ]
 LinkText = Annotated[
     str | None,
-    _option(
+    option(
         *("--link", "RATE", "Put the two pools into network namespaces with a link such as 100mbit between them."),
         ARMS_PANEL,
         show_default=False,
@@ -166,7 +163,7 @@ LinkText = Annotated[
 ]
 Targets = Annotated[
     list[str] | None,
-    _option(
+    option(
         *(
             "--target",
             "URL,MODEL[,DEVICES]",
@@ -178,16 +175,16 @@ Targets = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    _option(
+    option(
         *("--out", "DIR", "Where records and report go.", REPORT_PANEL), show_default="comparisons/TIME in this folder"
     ),
 ]
 Resume = Annotated[
-    bool, _option("--resume", None, "Go on with the comparison in --out: with the same options.", REPORT_PANEL)
+    bool, option("--resume", None, "Go on with the comparison in --out: with the same options.", REPORT_PANEL)
 ]
 Recheck = Annotated[
     Path | None,
-    _option(
+    option(
         *("--recheck", "DIR", "Run nothing: compute every figure and the verdict there again from the records."),
         REPORT_PANEL,
         show_default=False,
@@ -195,7 +192,7 @@ Recheck = Annotated[
 ]
 Against = Annotated[
     tuple[Path, Path] | None,
-    _option(
+    option(
         *("--against", "DIR DIR", "Run nothing: what differs between two comparisons.", REPORT_PANEL),
         show_default=False,
     ),
