@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.bench.prompts import prompt_ids
 from headrace.bench.synthetic import KINDS, Process, drawn, read_process, rearrived
-from headrace.bench.workload import Arrival, ArrivalList, Fit, at_rate, clipped, cut, first
+from headrace.bench.workload import Arrival, ArrivalList, Fit, at_rate, clipped, cut, part
 from headrace.errors import InputError
 
 FIT = Fit(max_prompt_tokens=100, max_output_tokens=20, max_model_len=110)
@@ -30,12 +30,23 @@ def test_the_digest_is_of_what_is_asked_and_when() -> None:
 
 
 def test_a_part_begins_at_nought_and_says_which_it_is() -> None:
-    part = cut(a_list(one(0.0), one(3.0), one(4.0), one(9.0)), begin_s=2.0, duration_s=5.0)
-    assert [arrival.at_s for arrival in part.arrivals] == [0.0, 1.0]
-    assert part.notes == ("2 of 4 requests, from 2 s on for 5 s",)
+    kept = cut(a_list(one(0.0), one(3.0), one(4.0), one(9.0)), begin_s=2.0, duration_s=5.0)
+    assert [arrival.at_s for arrival in kept.arrivals] == [0.0, 1.0]
+    assert kept.notes == ("2 of 4 requests, from 2 s on for 5 s",)
     with pytest.raises(InputError, match="must have requests from 20 s on"):
-        cut(part, begin_s=20.0, duration_s=1.0)
-    assert first(part, 1).arrivals == part.arrivals[:1] and first(part, 9) is part
+        cut(kept, begin_s=20.0, duration_s=1.0)
+
+
+def test_parts_of_one_size_follow_one_another_and_begin_again() -> None:
+    whole = a_list(*(one(float(nth), 10 + nth) for nth in range(7)))
+    parts = [part(whole, nth=nth, num_requests=3) for nth in range(4)]
+    assert [[arrival.prompt_tokens for arrival in found.arrivals] for found in parts] == [
+        *([10, 11, 12], [13, 14, 15]),
+        *([10, 11, 12], [13, 14, 15]),
+    ]
+    assert all([arrival.at_s for arrival in found.arrivals] == [0.0, 1.0, 2.0] for found in parts)
+    assert parts[1].notes == ("requests 4 to 6 of 7",)
+    assert part(whole, nth=3, num_requests=9) is whole
 
 
 def test_a_rate_stretches_time_and_nothing_else() -> None:

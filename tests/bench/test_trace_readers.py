@@ -68,6 +68,7 @@ def test_a_part_of_a_trace_is_read_no_further_than_it_goes(tmp_path: Path) -> No
     broken_behind = AZURE_2023 + "2023-11-16 19:00:00,nonsense,1\n"
     read = read_trace(written(tmp_path, broken_behind), begin_s=0.01, duration_s=5.0)
     assert [(arrival.at_s, arrival.prompt_tokens) for arrival in read.arrivals] == [(0.0, 3180)]
+    assert len(read_trace(written(tmp_path, broken_behind), most=2).arrivals) == 2
 
 
 def test_mooncakes_prefixes_are_kept_and_its_coarse_times_spread(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_where_nobody_keeps_a_budget_it_cannot_tell() -> None:
 def test_without_a_split_arm_it_says_which_is_missing() -> None:
     comparison, runs = planted(prompt_tokens=500, rates=(1.0,), slo=Slo(ttft_s=2.0, tpot_s=0.1), seed=1)
     verdict = verdict_of(comparison, [run for run in runs if run.head.arm != SPLIT.name])
-    assert verdict.kind == "cannot tell" and "--arms" in verdict.decide and "no split arm" in verdict.why
+    assert verdict.kind == "cannot tell" and "--prefillers" in verdict.decide and "no split arm" in verdict.why
 
 
 def test_only_runs_with_the_same_arrivals_are_paired() -> None:

@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from headrace.bench.synthetic import drawn
-from headrace.bench.workload import ArrivalList, Fit
 from headrace.cli.compare.arms import (
     ArmPlan,
     Served,
@@ -14,7 +13,7 @@ from headrace.cli.compare.arms import (
     split_arm,
     told_commands,
 )
-from headrace.cli.compare.beginning import _arms, _maker, _names, _slo, _target
+from headrace.cli.compare.beginning import _arms, _slo, _target
 from headrace.cli.compare.course import (
     common_rates,
     first_rate,
@@ -154,34 +153,12 @@ def test_a_link_says_what_it_is() -> None:
     assert str(read_link("2.5gbit")).startswith("2.5 gbit/s, shaped by tbf")
 
 
-def test_budgets_come_in_pairs_and_workloads_once() -> None:
+def test_budgets_come_in_pairs() -> None:
     slo = _slo(500.0, 50.0)
     assert slo is not None and (slo.ttft_s, slo.tpot_s) == (0.5, 0.05) and _slo(None, None) is None
     for given in ((500.0, None), (None, 50.0)):
         with pytest.raises(InputError, match="must be given with the other budget"):
             _slo(*given)
-    with pytest.raises(InputError, match="must name each once"):
-        _names(["short", "short"])
-
-
-def test_a_traces_lists_have_other_tokens_in_each_repetition_and_the_same_at_each_rate(tmp_path: Path) -> None:
-    file = tmp_path / "some.csv"
-    lines = [f"2023-11-16 18:17:{nth:02d}.0,{100 + nth},10" for nth in range(20)]
-    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
-    make = _maker(
-        [str(file)], None, begin_s=0.0, fit=Fit(max_prompt_tokens=110, max_output_tokens=8, max_model_len=200)
-    )
-    slow, fast, again = make("some", 1.0, 10, 1), make("some", 4.0, 10, 1), make("some", 1.0, 10, 2)
-
-    def lengths(told: ArrivalList) -> list[int]:
-        return [one.prompt_tokens for one in told.arrivals]
-
-    assert len(slow.arrivals) == 10 and lengths(slow) == lengths(fast) == lengths(again)
-    assert fast.rate == pytest.approx(4.0) and len({slow.digest, fast.digest, again.digest}) == 3
-    burst = _maker(
-        [str(file)], "gamma:3", begin_s=0.0, fit=Fit(max_prompt_tokens=110, max_output_tokens=8, max_model_len=200)
-    )
-    assert "gamma arrivals, cv 3 in place of its own" in burst("some", 1.0, 10, 1).notes[-1]
 
 
 def test_a_requests_waterfall_is_read_from_the_gateways_log() -> None:

@@ -96,12 +96,12 @@ def _judge(comparison: Comparison, evidence: Evidence, contest: Contest) -> Verd
     rival = None if contest.colocated is None else evidence.of(contest.colocated, workload)
     split = None if contest.split is None else evidence.of(contest.split, workload)
     if rival is None or split is None:
-        missing = "colocated" if rival is None else "split"
+        missing, option = ("colocated", "--chunks") if rival is None else ("split", "--prefillers")
         return Verdict(
             kind="cannot tell",
             workload=workload,
             why=f"there is no {missing} arm to compare with",
-            decide=f"a comparison with a {missing} arm: --arms",
+            decide=f"a comparison with a {missing} arm: {option}, or --resume where it was not finished",
         )
     chunk = comparison.arm(rival.arm).chunk_tokens
     clauses = (

@@ -72,12 +72,16 @@ def cut(arrivals: ArrivalList, *, begin_s: float = 0.0, duration_s: float) -> Ar
     return _changed(arrivals, [_moved(one, one.at_s - origin) for one in kept], note)
 
 
-def first(arrivals: ArrivalList, num_requests: int) -> ArrivalList:
-    """Its first requests."""
-    if len(arrivals.arrivals) <= num_requests:
+def part(arrivals: ArrivalList, *, nth: int, num_requests: int) -> ArrivalList:
+    """So many requests on end, the `nth` part of such a size (0 the first), its first arrival at 0. A list that is
+    through begins again, where a whole part still fits; all of one that has fewer."""
+    known = arrivals.arrivals
+    if len(known) <= num_requests:
         return arrivals
-    note = f"the first {num_requests} of {len(arrivals.arrivals)} requests"
-    return _changed(arrivals, arrivals.arrivals[:num_requests], note)
+    begin = nth % (len(known) // num_requests) * num_requests
+    kept = known[begin : begin + num_requests]
+    note = f"requests {begin + 1} to {begin + num_requests} of {len(known)}"
+    return _changed(arrivals, [_moved(one, one.at_s - kept[0].at_s) for one in kept], note)
 
 
 def at_rate(arrivals: ArrivalList, rate: float) -> ArrivalList:

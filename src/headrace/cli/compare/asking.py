@@ -5,7 +5,7 @@ Runs on the loop of the comparison, which decides what is asked when.
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +23,7 @@ from headrace.cli.compare.arms import SERVED, ArmPlan, Served
 from headrace.cli.compare.course import Point, num_requests, num_warm
 from headrace.cli.compare.energy import Energy
 from headrace.cli.compare.link import Ends
+from headrace.cli.compare.lists import Lists
 from headrace.cli.compare.progress import Progress
 from headrace.cli.compare.running import ArmFailed, RunningArm, started
 from headrace.cli.machine import steal_share, ticks
@@ -31,10 +32,8 @@ from headrace.errors import HeadraceError
 FEWEST_REQUESTS = 10
 REQUEST_TIMEOUT_S = 120.0
 TRIES = 2
-MAX_SEED = 1_000_000
-
-Make = Callable[[str, float, int, int], ArrivalList]
-"""Workload, rate, number of requests, seed -> the list."""
+WARM = 1_000_000
+"""A repetition that no run has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class Plan:
     arms: Sequence[ArmPlan]
     targets: Sequence[Target]
     workloads: Sequence[Workload]
-    make: Make
+    lists: Lists
     seed: int
     seconds: float
     num_repetitions: int
@@ -142,10 +141,8 @@ class Ask:
         raise Unusable(f"{self._arm.name}, {point.workload} at {point.rate:g}/s: {'; '.join(reasons)}")
 
     def _arrivals(self, point: Point) -> ArrivalList:
-        plan = self._all
-        num = num_requests(point.rate, plan.seconds, fewest=FEWEST_REQUESTS)
-        seed = (plan.seed * 1009 + point.repetition) % MAX_SEED
-        return plan.make(point.workload, point.rate, num, seed)
+        num = num_requests(point.rate, self._all.seconds, fewest=FEWEST_REQUESTS)
+        return self._all.lists.of(point.workload, point.rate, num, repetition=point.repetition)
 
     async def _made(self, point: Point, arrivals: ArrivalList) -> Run:
         await self._start()
@@ -181,7 +178,7 @@ class Ask:
         plan = self._all
         if self._plan is not None:
             self._running = await self._stack.enter_async_context(started(self._plan, plan.served, plan.ends))
-        warm = plan.make(plan.workloads[0].name, 20.0, 4, MAX_SEED)
+        warm = plan.lists.of(plan.workloads[0].name, 20.0, 4, repetition=WARM)
         self._tells_token_ids = True
         records = await self._offered(warm)
         if all(record.error is not None and record.error.startswith("HTTP 4") for record in records):

@@ -17,15 +17,14 @@ import msgspec
 from headrace.bench.comparison import FILE, Arm, Comparison, Workload, read_comparison
 from headrace.bench.metrics import Slo
 from headrace.bench.prompts import VOCABULARY
-from headrace.bench.synthetic import KINDS, POISSON, drawn, read_process, rearrived
-from headrace.bench.traces.reading import read_trace
-from headrace.bench.workload import ArrivalList, Fit, at_rate, clipped, first
+from headrace.bench.workload import Fit
 from headrace.cli import options as opt
 from headrace.cli.compare.arms import ArmPlan, Served, colocated_arm, ratios, split_arm, told_commands
-from headrace.cli.compare.asking import Make, Plan, Target, Told
+from headrace.cli.compare.asking import Plan, Target, Told
 from headrace.cli.compare.comparing import Comparing
 from headrace.cli.compare.energy import POWERCAP, Energy
 from headrace.cli.compare.link import laid, read_link
+from headrace.cli.compare.lists import Lists
 from headrace.cli.compare.progress import Progress
 from headrace.cli.fetching import fetch_model
 from headrace.cli.machine import describe_machine
@@ -90,16 +89,15 @@ def compare(given: Given) -> int:
     fit = Fit(
         max_prompt_tokens=given.max_prompt_tokens, max_output_tokens=given.max_output_tokens, max_model_len=longest
     )
-    names = given.workload or ["mixed"]
-    make = _maker(names, given.arrivals, begin_s=given.begin, fit=fit)
-    lists = [make(name, 1.0, 200, given.seed) for name in _names(names)]
+    lists = Lists(given.workload or ["mixed"], given.arrivals, begin_s=given.begin, fit=fit, seed=given.seed)
+    told = [lists.of(name, 1.0, 200, repetition=0) for name in lists.workloads]
     plan = Plan(
         directory=directory,
         served=served,
         arms=plans,
         targets=[_target(text, len(devices)) for text in given.target],
-        workloads=[Workload(name=one.name, notes=one.notes) for one in lists],
-        make=make,
+        workloads=[Workload(name=one.name, notes=one.notes) for one in told],
+        lists=lists,
         seed=given.seed,
         seconds=given.seconds or (QUICK_SECONDS if given.quick else SECONDS),
         num_repetitions=given.repetitions or (QUICK_REPETITIONS if given.quick else REPETITIONS),
@@ -155,34 +153,6 @@ def _slo(ttft_ms: float | None, tpot_ms: float | None) -> Slo | None:
     if (ttft_ms is None) != (tpot_ms is None):
         raise InputError("tpot_ms" if tpot_ms is None else "ttft_ms", "must be given with the other budget, or neither")
     return None if ttft_ms is None or tpot_ms is None else Slo(ttft_s=ttft_ms / 1e3, tpot_s=tpot_ms / 1e3)
-
-
-def _names(words: Sequence[str]) -> list[str]:
-    """Of workloads, as the comparison calls them."""
-    names = [word if word in KINDS else Path(word).stem for word in words]
-    if len(set(names)) < len(names):
-        raise InputError("workload", f"must name each once, is {', '.join(words)}")
-    return names
-
-
-def _maker(words: Sequence[str], arrivals: str | None, *, begin_s: float, fit: Fit) -> Make:
-    """A trace is read once; its lists are its first requests, at other rates."""
-    process = None if arrivals is None else read_process(arrivals)
-    traces = {
-        name: clipped(read_trace(Path(word), begin_s=begin_s), fit)
-        for word, name in zip(words, _names(words), strict=True)
-        if word not in KINDS
-    }
-
-    def make(name: str, rate: float, num: int, seed: int) -> ArrivalList:
-        if name not in traces:
-            return clipped(drawn(name, rate=rate, num_requests=num, seed=seed, process=process or POISSON), fit)
-        part = first(traces[name], num)
-        moved = at_rate(part, rate) if process is None and part.rate else rearrived(part, process or POISSON, rate)
-        # Other tokens in each repetition: no prefix of an earlier one is found.
-        return msgspec.structs.replace(moved, seed=seed)
-
-    return make
 
 
 def _comparison(plan: Plan, *, model: str, link: str) -> Comparison:

@@ -12,8 +12,8 @@ import msgspec
 from headrace.bench.comparison import Comparison, write_comparison
 from headrace.bench.metrics import Slo, attainment, percentile, tpot_s, ttft_s
 from headrace.bench.records import Run
-from headrace.bench.workload import first
-from headrace.cli.compare.asking import MAX_SEED, Ask, Plan, Told, Unusable
+from headrace.bench.workload import part
+from headrace.cli.compare.asking import Ask, Plan, Told, Unusable
 from headrace.cli.compare.course import (
     Point,
     Session,
@@ -78,13 +78,13 @@ class Comparing:
         workload = self.plan.workloads[0].name
         self.told.progress.say(f"{arm.name}: one request at a time")
         ask = await self._serving(arm.name)
-        every = self.plan.make(workload, 1.0, IDLE_OF, self.plan.seed)
-        longest = first(idle_list(every, gap_s=0.0), 1)
+        every = self.plan.lists.of(workload, 1.0, IDLE_OF, repetition=0)
+        longest = part(idle_list(every, gap_s=0.0), nth=0, num_requests=1)
         alone = await ask(Point(workload=workload, rate=1.0, repetition=0), longest, under="idle")
         whole_s = max(record.token_s[-1] - record.arrival_s for record in alone.requests if record.token_s)
         gap_s = float(f"{1.1 * whole_s:.2g}")
         # Other tokens: the longest is not to be found in a prefix index.
-        others = msgspec.structs.replace(idle_list(every, gap_s=gap_s), seed=self.plan.seed + MAX_SEED)
+        others = msgspec.structs.replace(idle_list(every, gap_s=gap_s), seed=every.seed + 1)
         return await ask(Point(workload=workload, rate=1 / gap_s, repetition=0), others, under="idle")
 
     async def _sweep(self, workloads: Sequence[str], rate: float) -> dict[str, list[Run]]:
@@ -170,7 +170,7 @@ class Comparing:
             for record in idle.requests
             if record.token_s
         ]
-        every = self.plan.make(idle.head.workload, 1.0, IDLE_OF, self.plan.seed)
+        every = self.plan.lists.of(idle.head.workload, 1.0, IDLE_OF, repetition=0)
         return mean_by_length(known, [one.prompt_tokens for one in every.arrivals])
 
     def _write(self, *, is_whole: bool) -> None:
