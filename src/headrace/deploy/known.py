@@ -14,6 +14,7 @@ MODELS = Path(__file__).parent / "models"
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "deepseek-v3": tuple(f"deepseek-ai/DeepSeek-{name}" for name in ("V3", "V3-0324", "R1", "R1-0528")),
+    "qwen3-235b-a22b": ("Qwen/Qwen3-235B-A22B",),
     "qwen3-coder-480b-a35b": ("Qwen/Qwen3-Coder-480B-A35B-Instruct",),
     "qwen3-coder-480b-a35b-fp8": ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",),
     "llama-3.1-8b": ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"),
