@@ -21,6 +21,7 @@ from headrace.cli.loading import loading
 from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
 from headrace.cli.network import require_endpoint, require_free_port
 from headrace.cli.operating import drain_command, role_command, status_command
+from headrace.cli.plan.command import plan_command
 from headrace.cli.profile.command import profile_step_command
 from headrace.cli.run_directory import default_control, shared_weights_directory
 from headrace.cli.serve import ServeOptions, Sizes, serve
@@ -349,6 +350,7 @@ app.command("check")(check_command)
 app.command("profile-step")(profile_step_command)
 app.command("chaos")(chaos_command)
 app.command("compare")(compare_command)
+app.command("plan")(plan_command)
 app.add_typer(fabric_app, name="fabric")
 
 

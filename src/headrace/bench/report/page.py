@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -55,9 +56,8 @@ class Picture:
 
 def page(told: Figures, runs: Sequence[Run]) -> str:
     """HTML."""
-    source = files("headrace.bench.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return environment.from_string(source).render(
+    return rendered(
+        files("headrace.bench.report").joinpath("page.html.jinja").read_text(encoding="utf-8"),
         told=told,
         pictures=list(_pictures(told, runs)),
         definitions=DEFINITIONS,
@@ -69,6 +69,13 @@ def page(told: Figures, runs: Sequence[Run]) -> str:
         goodput=goodput_text,
         megabytes=lambda num: f"{num / 1e6:,.0f}",
     )
+
+
+def rendered(template: str, **values: Any) -> str:  # noqa: ANN401 (whatever the template asks for)
+    """HTML, in the style of all our pages."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    style = Markup(files("headrace.bench.report").joinpath("page.css").read_text(encoding="utf-8"))
+    return environment.from_string(template).render(style=style, **values)
 
 
 def _pictures(told: Figures, runs: Sequence[Run]) -> Sequence[Picture]:

@@ -1,0 +1,46 @@
+"""A plan as one page that needs nothing else. Pure but for its template."""
+
+from collections.abc import Iterator
+from importlib.resources import files
+
+from markupsafe import Markup
+
+from headrace.bench.report.page import Picture, rendered
+from headrace.planner.report import pictures
+from headrace.planner.report.terminal import error_text, wanted_text
+from headrace.planner.report.told import PlanTold
+
+
+def page(told: PlanTold) -> str:
+    """HTML."""
+    return rendered(
+        files("headrace.planner.report").joinpath("page.html.jinja").read_text(encoding="utf-8"),
+        told=told,
+        pictures=list(_pictures(told)),
+        wanted=wanted_text(told),
+        error=error_text(told),
+        ms=lambda seconds: "-" if seconds is None else f"{seconds * 1e3:,.1f} ms",
+        percent=lambda share: f"{share:.0%}",
+    )
+
+
+def _pictures(told: PlanTold) -> Iterator[Picture]:
+    made = (
+        (
+            "What a device does, over the TPOT budget",
+            "The two deployments below, each at the highest rate at which they keep both budgets; dotted: the budget "
+            "that was asked for.",
+            pictures.frontier(told),
+        ),
+        (
+            "Split by colocated, by lengths",
+            "Requests a second and device, split by colocated, at the asked budgets, each with the sharding, chunk "
+            "size and ratio that suit those lengths. In closed form: steady arrivals, whole numbers of instances do "
+            "not count. A dash: neither keeps the budgets.",
+            pictures.region(told),
+        ),
+        ("Chunk sizes, colocated", "The least that holds with each.", pictures.chunks(told)),
+    )
+    for title, caption, svg in made:
+        if svg:
+            yield Picture(title=title, caption=caption, svg=Markup(svg))
