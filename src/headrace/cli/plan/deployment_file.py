@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from headrace.cli.plan.report.told import PlanTold, PoolTold
 from headrace.errors import InputError
 from headrace.planner.costs.hardware import Hardware
-from headrace.planner.report.told import PlanTold, PoolTold
 
 
 def require_writable(file: Path) -> None:

@@ -3,8 +3,7 @@
 import importlib.metadata
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -17,14 +16,14 @@ from headrace.bench.synthetic import KINDS
 from headrace.bench.workload import ArrivalList, Fit
 from headrace.cli.compare.lists import Lists
 from headrace.cli.plan.deployment_file import as_toml, require_writable
+from headrace.cli.plan.report.terminal import screen
+from headrace.cli.plan.report.told import ChunkTold, PlanTold, deployment_told
 from headrace.deploy.known import known_config
 from headrace.errors import InputError
 from headrace.model.checkpoint import read_shape
 from headrace.model.locate import existing_path
 from headrace.model.shape import ModelShape
 from headrace.planner.costs.hardware import Hardware, read_hardware
-from headrace.planner.report.terminal import screen
-from headrace.planner.report.told import ChunkTold, PlanTold, deployment_told
 from headrace.planner.scenario import LinkModel
 from headrace.planner.search.answer import Answer, Question, answered
 from headrace.planner.search.candidate import Objective, Surroundings
@@ -32,7 +31,7 @@ from headrace.planner.search.frontier import frontier
 from headrace.planner.search.region import region
 from headrace.planner.search.sensitivity import cases
 from headrace.planner.search.site import USABLE, Lengths, Site
-from headrace.planner.search.wanted import Wanted
+from headrace.planner.search.wanted import ListOf, Wanted
 
 GATEWAY_S, HAND_OVER_S = 0.002, 0.002
 """As measured on CPUs (docs/measurements.md): both are of the host, whatever computes."""
@@ -47,6 +46,8 @@ HOST_LATENCY_S = 5e-6
 
 SECONDS, FEWEST, MOST = 60.0, 500, 20_000
 """Of arrivals: so long, but so many requests at least and at most."""
+CURVE_SECONDS, CURVE_FEWEST = 20.0, 300
+"""The same of the points of a curve, of which there are many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,14 @@ def plan(given: Given) -> int:
     if given.write is not None:
         require_writable(given.write)
     hardware, shape = read_hardware(given.hardware), _shape(given.model)
-    wanted, notes = _wanted(given, shape)
+    lists = _lists(given, shape)
+    wanted = Wanted(
+        slo=Slo(ttft_s=given.ttft_s, tpot_s=given.tpot_s),
+        target=given.target,
+        rate=given.rate,
+        lists=_of_rates(lists, seconds=SECONDS, fewest=FEWEST),
+    )
+    shorter = replace(wanted, lists=_of_rates(lists, seconds=CURVE_SECONDS, fewest=CURVE_FEWEST))
     site = _site(given, hardware, shape, wanted)
     console = Console(stderr=True, highlight=False)
     counted = _Counted(console)
@@ -94,11 +102,11 @@ def plan(given: Given) -> int:
         )
         _require_shapes(question, given)
         answer = answered(question, say=counted.say)
-        told = _told(given, question, answer, notes, counted)
+        told = _told(given, question, answer, shorter, counted)
     page = None
     if given.out is not None:
         # Function-local: plots take a second to load.
-        from headrace.planner.report.writing import write_plan
+        from headrace.cli.plan.report.writing import write_plan
 
         page = str(write_plan(given.out, told))
     sys.stdout.write(screen(told, page))
@@ -134,24 +142,27 @@ def _shape(model: str) -> ModelShape:
     return read_shape(directory)
 
 
-def _wanted(given: Given, shape: ModelShape) -> tuple[Wanted, Sequence[str]]:
+def _lists(given: Given, shape: ModelShape) -> Lists:
     longest = shape.max_model_len
     fit = Fit(
         max_prompt_tokens=min(given.max_prompt_tokens, longest - 2),
         max_output_tokens=min(given.max_output_tokens, longest - 2),
         max_model_len=longest,
     )
-    lists = Lists([given.workload], given.arrivals, begin_s=given.begin_s, fit=fit, seed=given.seed)
+    return Lists([given.workload], given.arrivals, begin_s=given.begin_s, fit=fit, seed=given.seed)
+
+
+def _of_rates(lists: Lists, *, seconds: float, fewest: int) -> ListOf:
+    """Each made once."""
     known: dict[float, ArrivalList] = {}
 
     def of(rate: float) -> ArrivalList:
         if rate not in known:
-            num = int(min(MOST, max(FEWEST, SECONDS * rate)))
+            num = int(min(MOST, max(fewest, seconds * rate)))
             known[rate] = lists.of(lists.workloads[0], rate, num, repetition=0)
         return known[rate]
 
-    slo = Slo(ttft_s=given.ttft_s, tpot_s=given.tpot_s)
-    return Wanted(slo=slo, target=given.target, rate=given.rate, lists=of), of(given.rate).notes
+    return of
 
 
 def _site(given: Given, hardware: Hardware, shape: ModelShape, wanted: Wanted) -> Site:
@@ -186,11 +197,11 @@ def _require_shapes(question: Question, given: Given) -> None:
 # ---- the answer ------------------------------------------------------------------------------------------------
 
 
-def _told(given: Given, question: Question, answer: Answer, notes: Sequence[str], counted: _Counted) -> PlanTold:
+def _told(given: Given, question: Question, answer: Answer, shorter: Wanted, counted: _Counted) -> PlanTold:
     best, wanted = answer.best, question.wanted
     has_report = given.out is not None
     colocated, split = (None if found is None else found.candidate for found in (answer.colocated, answer.split))
-    curve = frontier(colocated, split, wanted, question.lengths, counted.say) if has_report else ()
+    curve = frontier(colocated, split, shorter, question.lengths, counted.say) if has_report else ()
     cells = region(question.colocated, question.split, wanted.slo) if has_report else ()
     devices = given.device if given.device == given.decode_device else f"{given.device} and {given.decode_device}"
     return PlanTold(
@@ -201,7 +212,7 @@ def _told(given: Given, question: Question, answer: Answer, notes: Sequence[str]
         devices=devices,
         link=given.link,
         workload=question.workload,
-        notes=tuple(notes),
+        notes=wanted.lists(given.rate).notes,
         rate=given.rate,
         slo=wanted.slo,
         target=wanted.target,

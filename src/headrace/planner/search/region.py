@@ -1,15 +1,18 @@
 """For which lengths of prompts and answers a device does more colocated, and for which split. Pure, in closed form.
 
-What holds in the long run, at a steady rate, on average; nothing is simulated, and nothing waits but what BUSY leaves
-room for. Per request a colocated instance has `n` steps with a chunk; with a mean step of T seconds and rate r
+What holds in the long run at a steady rate, for many devices; nothing is simulated. Of a colocated instance, with a
+mean step of T seconds, rate r, and `n` chunks a prompt (short ones share):
 
-    rows b = r * output * T        share of steps with a chunk f = r * n * T        T = (1 - f) d(b) + f m(b)
+    rows b = r * output * T      share of steps with a chunk f = min(1, r * n * T)      T = (1 - f) d(b) + f m(b)
 
-where d is a step without and m one with a chunk; T is every row's pace, so it may be as long as the TPOT budget.
+where d is a step without and m one with a chunk. T is the mean pace of a row; in its life r * output * T prompts come,
+by chance (Poisson) more or fewer, each with n chunks: nine of ten rows keep T + Z sqrt(that) n (m - d) / output. What
+simulations of one instance say is up to half of it: prompts that wait for each other come in a row.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 
 from headrace.bench.metrics import Slo
 from headrace.engine.cost import StepSize
@@ -20,7 +23,10 @@ from headrace.planner.search.site import MOST_RUNNING, Lengths, most_rows
 PROMPTS = tuple(64 * 2**step for step in range(10))
 OUTPUTS = tuple(16 * 2**step for step in range(8))
 BUSY = 0.8
-"""Of the time, the share in which prompts are computed, at most: the rest is what keeps their queue short."""
+"""Of what chunks hold, and of a prefiller's time, the share that prompts take at most: the rest keeps their queue
+short."""
+Z = 1.28
+"""Standard deviations of a normal distribution that nine of ten stay below."""
 HALVINGS, ROUNDS = 12, 40
 
 
@@ -63,15 +69,16 @@ def _keeps(kind: Kind, rate: float, lengths: Lengths, slo: Slo) -> bool:
     step_s = 0.0
     for _ in range(ROUNDS):
         tokens, num_chunks = _chunks(kind, rate * step_s, lengths)
-        rows, share = rate * lengths.mean_output * step_s, rate * num_chunks * step_s
-        if rows > most or share > BUSY:
+        rows, share = rate * lengths.mean_output * step_s, min(1.0, rate * num_chunks * step_s)
+        if rows > most or rate * lengths.mean_prompt * step_s > BUSY * kind.chunk_tokens:
             return False
         plain, mixed = _steps_s(kind, rows, tokens, lengths)
         longer = (1 - share) * plain + share * mixed
         if longer > slo.tpot_s:
             return False
         if longer - step_s < 1e-4 * longer:
-            return max(1.0, num_chunks) * mixed <= slo.ttft_s
+            spread_s = Z * sqrt(rows) * num_chunks * (mixed - plain) / lengths.mean_output
+            return longer + spread_s <= slo.tpot_s and max(1.0, num_chunks) * mixed <= slo.ttft_s
         step_s = longer
     return True
 

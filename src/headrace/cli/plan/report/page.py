@@ -6,15 +6,15 @@ from importlib.resources import files
 from markupsafe import Markup
 
 from headrace.bench.report.page import Picture, rendered
-from headrace.planner.report import pictures
-from headrace.planner.report.terminal import error_text, wanted_text
-from headrace.planner.report.told import PlanTold
+from headrace.cli.plan.report import pictures
+from headrace.cli.plan.report.terminal import error_text, wanted_text
+from headrace.cli.plan.report.told import PlanTold
 
 
 def page(told: PlanTold) -> str:
     """HTML."""
     return rendered(
-        files("headrace.planner.report").joinpath("page.html.jinja").read_text(encoding="utf-8"),
+        files("headrace.cli.plan.report").joinpath("page.html.jinja").read_text(encoding="utf-8"),
         told=told,
         pictures=list(_pictures(told)),
         wanted=wanted_text(told),
@@ -28,15 +28,16 @@ def _pictures(told: PlanTold) -> Iterator[Picture]:
     made = (
         (
             "What a device does, over the TPOT budget",
-            "The two deployments below, each at the highest rate at which they keep both budgets; dotted: the budget "
+            "The two deployments above, each at the highest rate at which they keep both budgets; dotted: the budget "
             "that was asked for.",
             pictures.frontier(told),
         ),
         (
             "Split by colocated, by lengths",
-            "Requests a second and device, split by colocated, at the asked budgets, each with the sharding, chunk "
-            "size and ratio that suit those lengths. In closed form: steady arrivals, whole numbers of instances do "
-            "not count. A dash: neither keeps the budgets.",
+            "Requests a second and device at the asked budgets, split by colocated, each with the sharding, chunk size "
+            "and ratio that suit those lengths. In closed form, for many devices: single instances that were simulated "
+            "differ by up to a factor of two, so only what is far from 1 says something. A dash: neither keeps the "
+            "budgets.",
             pictures.region(told),
         ),
         ("Chunk sizes, colocated", "The least that holds with each.", pictures.chunks(told)),

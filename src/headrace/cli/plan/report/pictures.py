@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from headrace.bench.report.pictures import HUES, INK, RULE, drawn
-from headrace.planner.report.told import DeploymentTold, PlanTold
+from headrace.cli.plan.report.told import DeploymentTold, PlanTold
 
 COLOCATED, SPLIT = HUES[1], HUES[0]
 

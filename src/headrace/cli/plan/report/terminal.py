@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from headrace.planner.report.told import DeploymentTold, PlanTold
+from headrace.cli.plan.report.told import DeploymentTold, PlanTold
 
 WIDTH = 78
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.planner.report.page import page
-from headrace.planner.report.told import PlanTold
+from headrace.cli.plan.report.page import page
+from headrace.cli.plan.report.told import PlanTold
 
 HTML, JSON = "plan.html", "plan.json"
 
