@@ -22,7 +22,7 @@ from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
 from headrace.cli.network import require_endpoint, require_free_port
 from headrace.cli.operating import drain_command, role_command, status_command
 from headrace.cli.plan.command import plan_command
-from headrace.cli.profile.command import profile_step_command
+from headrace.cli.profile_step.command import profile_step_command
 from headrace.cli.run_directory import default_control, shared_weights_directory
 from headrace.cli.serve import ServeOptions, Sizes, serve
 from headrace.cli.successor import succeed

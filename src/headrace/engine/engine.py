@@ -183,7 +183,7 @@ class Engine:
             return None
         self._counts["steps"] += 1
         rows = tuple(entry.row(begin, end) for entry, begin, end in spans)
-        step = Step(number=self._counts["steps"], began_at=now, rows=rows)
+        step = Step(number=self._counts["steps"], began_at=now, rows=rows, size=plan.size)
         bound_s = budget.step_s if budget is not None and plan.rows else None
         self._running = _Running(step, tuple(entry for entry, _, _ in spans), plan.size, bound_s)
         for entry in self._running.entries:

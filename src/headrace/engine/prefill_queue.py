@@ -110,14 +110,15 @@ class PrefillQueue(Generic[Key]):
             one.begun_at = now if one.begun_at is None else one.begun_at
         self._num_steps += 1
         rows = tuple(_row(one.prompt, chunk) for one, chunk in zip(queued, chunks, strict=True))
-        step = PrefillStep(number=self._num_steps, began_at=now, rows=rows, chunks=tuple(chunks))
+        size = size_beside(StepSize(), chunks)
+        step = PrefillStep(number=self._num_steps, began_at=now, rows=rows, size=size, chunks=tuple(chunks))
         self._running = _Running(step, queued)
         return step
 
     def commit(self, step: PrefillStep[Key], now: float) -> list[PromptDone[Key]]:
         """The step's KV is in its pages -> the prompts that are through. What was dropped meanwhile is not."""
         done = []
-        self._costs.learn(size_beside(StepSize(), step.chunks), now - step.began_at)
+        self._costs.learn(step.size, now - step.began_at)
         self._committed_at = now
         for queued, chunk in zip(self._end_step(step), step.chunks, strict=True):
             queued.computed = chunk.end

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.engine.cost import StepSize
 from headrace.engine.requests import SamplingParams
 from headrace.model.batch import Row
 
@@ -33,6 +34,7 @@ class Step:
     number: int
     began_at: float
     rows: tuple[StepRow, ...]
+    size: StepSize
 
     @property
     def num_draws(self) -> int:

@@ -65,6 +65,7 @@ from headrace.roles.options import InstanceOptions
 from headrace.roles.remote_prefill import PrefillerUuid, RemotePrefill
 from headrace.roles.served import MAX_TICKETS, Served
 from headrace.roles.status import decoder_status
+from headrace.roles.step_log import StepLog
 from headrace.roles.stopping import LAST_WORDS_S, stoppable
 from headrace.roles.turns import keep_turning
 
@@ -110,6 +111,7 @@ class Decoder:
             vocab_size=instance.shape.vocab_size,
         )
         self._drain = drain or Draining()
+        self._step_log = StepLog(_log)
         self._served: dict[str, Served] = {}
         self._work = asyncio.Event()
         with ExitStack() as exits:
@@ -158,6 +160,7 @@ class Decoder:
         step = self._groups.begin_step(time.monotonic())
         self._tell_outputs()
         if step is None:
+            self._step_log.waits()
             return False
         try:
             tokens = await self._instance.compute(step.rows)
@@ -165,7 +168,9 @@ class Decoder:
             _log.exception("a step failed")
             self._groups.fail_step(step, f"the step failed: {error}")
         else:
-            self._groups.commit_step(step, tokens, time.monotonic())
+            now = time.monotonic()
+            self._groups.commit_step(step, tokens, now)
+            self._step_log.tell(step.size, began_at=step.began_at, ended_at=now)
         self._tell_outputs()
         return True
 

@@ -34,6 +34,16 @@ class GroupsStep:
     def rows(self) -> list[Sequence[StepRow]]:
         return [() if step is None else step.rows for step in self.steps]
 
+    @property
+    def size(self) -> StepSize:
+        """Of the group that has most to compute, for which the others wait."""
+        sizes = [step.size for step in self.steps if step is not None]
+        return max(sizes, key=lambda size: (size.rows + size.chunk_tokens, size.keys))
+
+    @property
+    def began_at(self) -> float:
+        return next(step.began_at for step in self.steps if step is not None)
+
 
 class Groups:
     """`pools` are the pages of each group; the rest as `Engine` takes it."""

@@ -45,6 +45,7 @@ from headrace.roles.links import GatewayUuid, Links
 from headrace.roles.options import InstanceOptions
 from headrace.roles.reached import tell_ready
 from headrace.roles.status import prefiller_status
+from headrace.roles.step_log import StepLog
 from headrace.roles.stopping import LAST_WORDS_S, stoppable
 from headrace.roles.turns import keep_turning
 
@@ -84,6 +85,7 @@ class Prefiller:
         self._request_ids: dict[Ticket, str] = {}  # of what is queued
         self._step: PrefillStep[Ticket] | None = None  # that runs
         self._drain = drain or Draining()
+        self._step_log = StepLog(_log)
         self._work = asyncio.Event()
         with ExitStack() as exits:
             exits.callback(self._fabric.close)
@@ -128,6 +130,7 @@ class Prefiller:
         self._pump.turn()  # first: what was dropped must be in no step
         step = self._queue.next_step(time.monotonic())
         if step is None:
+            self._step_log.waits()
             return False
         chunks = [Chunk(ticket=chunk.key, begin=chunk.begin, end=chunk.end) for chunk in step.chunks]
         self._messenger.begin_step(step.number, chunks)
@@ -141,6 +144,7 @@ class Prefiller:
                 self._request_ids.pop(ticket, None)
         else:
             now = time.monotonic()
+            self._step_log.tell(step.size, began_at=step.began_at, ended_at=now)
             self._messenger.commit_step(step.number, now)
             for done in self._queue.commit(step, now):
                 self._tell_done(done)

@@ -9,7 +9,7 @@ import pytest
 from typer import BadParameter
 
 from headrace.cli.app import run
-from headrace.cli.profile.plan import ProfileOptions, ProfilePlan, plan_profile, stream_counts
+from headrace.cli.profile_step.plan import ProfileOptions, ProfilePlan, plan_profile, stream_counts
 from headrace.errors import InputError
 from headrace.roles.pool_plan import plan_pool
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.profile import stopwatch
-from headrace.cli.profile.stopwatch import cost_ns, replaced, watched
+from headrace.cli.profile_step import stopwatch
+from headrace.cli.profile_step.stopwatch import cost_ns, replaced, watched
 
 
 class Room:

@@ -9,9 +9,9 @@ from headrace.cli import options as opt
 from headrace.cli.fetching import fetch_model
 from headrace.cli.logs import configure_logging
 from headrace.cli.network import require_free_port
-from headrace.cli.profile import options as profile_opt
-from headrace.cli.profile.plan import HOST, ProfileOptions, plan_profile
-from headrace.cli.profile.report import rendered
+from headrace.cli.profile_step import options as profile_opt
+from headrace.cli.profile_step.plan import HOST, ProfileOptions, plan_profile
+from headrace.cli.profile_step.report import rendered
 from headrace.cli.run_directory import private_directory
 from headrace.kvcache.layout import KVDtype
 from headrace.model.builtin import BUILTIN_NAME
@@ -36,7 +36,7 @@ def profile_step_command(
     log_level: opt.LogLevel = "warning",
 ) -> int:
     """Where the time of a decode step goes, measured on the real model; starts and ends all that it needs."""
-    configure_logging(log_level, "profile")
+    configure_logging(log_level, "profile-step")
     options = ProfileOptions(
         model=model,
         dtype=cast("KVDtype", dtype),
@@ -60,7 +60,7 @@ def profile_step(options: ProfileOptions) -> int:
     with private_directory() as directory:
         plan = plan_profile(options, model_dir=model_dir, directory=directory, port=port)
         # Function-local: it loads torch, once all is right.
-        from headrace.cli.profile.run import run_profile
+        from headrace.cli.profile_step.run import run_profile
 
         profile = run_profile(plan)
     if profile is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.profile.client import Asked, Came, ask, main, read_came, write_asked
+from headrace.cli.profile_step.client import Asked, Came, ask, main, read_came, write_asked
 
 
 def asked(port: int, *, num_streams: int = 2) -> Asked:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from profiled_model import weight_bytes, write_model
 
-from headrace.cli.profile.report import NAMES
+from headrace.cli.profile_step.report import NAMES
 
 Started = Callable[..., subprocess.Popen[str]]
 
@@ -75,7 +75,7 @@ def test_a_profile_tells_where_the_time_of_its_steps_went(started: Started, tmp_
 def test_ctrl_c_ends_it_and_all_that_it_started(started: Started, short_path: Path) -> None:
     process = started("--streams", "2", "--kv-len", "50", "--steps", "700")
     until = time.monotonic() + 40
-    while not any("profile.client" in line for line in processes_of(short_path)):
+    while not any("profile_step.client" in line for line in processes_of(short_path)):
         assert process.poll() is None and time.monotonic() < until, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from headrace.cli.profile.plan import StreamCounts, stream_counts
+from headrace.cli.profile_step.plan import StreamCounts, stream_counts
 from headrace.cli.values import whole_number
 from headrace.deploy.sizes import MOST_TOKENS
 

@@ -3,7 +3,7 @@
 Owns its connections. Imports nothing but what it needs to read a stream, and loads no other room: it runs beside what
 is measured. Clock: `time.monotonic_ns` where the bytes of an event are read, the same in every process of a host.
 
-    python -m headrace.cli.profile.client FILE    FILE holds an Asked as JSON; what came is written in its place
+    python -m headrace.cli.profile_step.client FILE    FILE holds an Asked as JSON; what came is written in its place
 """
 
 import asyncio

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.cli.profile.report import NAMES, Part, Profile, Spread, StreamsProfile, rendered
+from headrace.cli.profile_step.report import NAMES, Part, Profile, Spread, StreamsProfile, rendered
 
 
 def spread(value: float) -> Spread:

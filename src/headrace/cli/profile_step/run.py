@@ -16,11 +16,11 @@ from statistics import fmean
 from headrace.cli.child import Running, guard_of
 from headrace.cli.failure import ERROR_FILE
 from headrace.cli.machine import cpu_ns, describe_machine, steal_share, ticks
-from headrace.cli.profile.client import Came, read_came, write_asked
-from headrace.cli.profile.plan import HOST, WARM_STEPS, ProfilePlan
-from headrace.cli.profile.report import Part, Profile, Spread, StreamsProfile
-from headrace.cli.profile.steps import PARTS, StepTimes, StepWatch
-from headrace.cli.profile.stopwatch import cost_ns
+from headrace.cli.profile_step.client import Came, read_came, write_asked
+from headrace.cli.profile_step.plan import HOST, WARM_STEPS, ProfilePlan
+from headrace.cli.profile_step.report import Part, Profile, Spread, StreamsProfile
+from headrace.cli.profile_step.steps import PARTS, StepTimes, StepWatch
+from headrace.cli.profile_step.stopwatch import cost_ns
 from headrace.cli.readiness import wait_until_ready
 from headrace.cli.supervisor import ChildEnded
 from headrace.errors import HeadraceError

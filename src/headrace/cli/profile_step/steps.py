@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from headrace.cli.profile.stopwatch import watched
+from headrace.cli.profile_step.stopwatch import watched
 from headrace.engine import runner
 from headrace.engine.engine import Engine
 from headrace.engine.runner import Runner

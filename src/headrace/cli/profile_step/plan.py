@@ -10,7 +10,7 @@ from pathlib import Path
 from typer import BadParameter
 
 from headrace.cli.fetching import require_pool
-from headrace.cli.profile.client import Asked
+from headrace.cli.profile_step.client import Asked
 from headrace.cli.run_directory import CONTROL_SOCKET
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype, num_pages_for
@@ -71,7 +71,7 @@ class ProfilePlan:
         )
 
     def client_command(self, asked_file: Path) -> tuple[str, ...]:
-        return (sys.executable, "-P", "-m", "headrace.cli.profile.client", str(asked_file))
+        return (sys.executable, "-P", "-m", "headrace.cli.profile_step.client", str(asked_file))
 
     def asked(self, num_streams: int) -> Asked:
         return Asked(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.profile import steps, stopwatch
-from headrace.cli.profile.steps import StepTimes, StepWatch
+from headrace.cli.profile_step import steps, stopwatch
+from headrace.cli.profile_step.steps import StepTimes, StepWatch
+from headrace.engine.cost import StepSize
 from headrace.engine.requests import SamplingParams
 from headrace.engine.step import Draw, Step, StepRow
 from headrace.model import timed_ops
@@ -26,7 +27,7 @@ def step_of(*kv_lens: int, chunk: int = 0) -> Step:
     ]
     if chunk:
         rows.append(StepRow(row=Row(token_ids=(1,) * chunk, begin=0, page_table=(0,), wants_logits=False), draw=None))
-    return Step(number=1, began_at=0.0, rows=tuple(rows))
+    return Step(number=1, began_at=0.0, rows=tuple(rows), size=StepSize())
 
 
 class Process:
