@@ -18,7 +18,7 @@ from headrace.engine.measured_cost import (
     MOST_MARGIN,
     STEPS_PER_KIND,
     MeasuredCost,
-    _nonnegative,
+    nonnegative,
 )
 from headrace.errors import InputError
 
@@ -177,7 +177,7 @@ def test_a_fit_is_the_best_of_all_nonnegative_ones(seed: int) -> None:
     def loss(coefficients: np.ndarray) -> float:
         return float(((rows @ coefficients - targets) ** 2).sum())
 
-    found = _nonnegative(rows.T @ rows, rows.T @ targets)
+    found = nonnegative(rows.T @ rows, rows.T @ targets)
     assert (found >= 0).all()
     for num in range(1, 6):
         for used in map(list, combinations(range(5), num)):

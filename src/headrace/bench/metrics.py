@@ -247,7 +247,7 @@ def interval(values: Sequence[float], *, seed: int = 0, num_draws: int = 2000) -
         return Interval(mean=mean)
     draws = np.random.default_rng(seed).choice(np.asarray(values), size=(num_draws, num)).mean(axis=1)
     low, high = np.quantile(draws, [0.025, 0.975]).tolist()
-    wider = _student_t(num - 1) / NORMAL_975 * (num / (num - 1)) ** 0.5
+    wider = student_t(num - 1) / NORMAL_975 * (num / (num - 1)) ** 0.5
     return Interval(mean=mean, low=mean - wider * (mean - low), high=mean + wider * (high - mean))
 
 
@@ -255,7 +255,7 @@ NORMAL_975 = 1.960
 STUDENT_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
-def _student_t(freedom: int) -> float:
+def student_t(freedom: int) -> float:
     """Its 97.5 % point; beyond the table by the first term of its expansion (Fisher and Cornish)."""
     if freedom <= len(STUDENT_975):
         return STUDENT_975[freedom - 1]

@@ -22,6 +22,7 @@ from headrace.cli.logs import DEFAULT_LEVEL, configure_logging
 from headrace.cli.network import require_endpoint, require_free_port
 from headrace.cli.operating import drain_command, role_command, status_command
 from headrace.cli.plan.command import plan_command
+from headrace.cli.profile.command import profile_command
 from headrace.cli.profile_step.command import profile_step_command
 from headrace.cli.run_directory import default_control, shared_weights_directory
 from headrace.cli.serve import ServeOptions, Sizes, serve
@@ -347,6 +348,7 @@ app.command("status")(status_command)
 app.command("drain")(drain_command)
 app.command("role")(role_command)
 app.command("check")(check_command)
+app.command("profile")(profile_command)
 app.command("profile-step")(profile_step_command)
 app.command("chaos")(chaos_command)
 app.command("compare")(compare_command)

@@ -134,7 +134,7 @@ class MeasuredCost:
         ages = self._num_steps - kept.at[is_kept]
         by_age = np.exp2(-ages / HALF_LIFE) + OLD_STEPS / len(ages)
         weighted = rows.T * by_age
-        coefficients = _nonnegative(weighted @ rows, weighted.sum(axis=1))
+        coefficients = nonnegative(weighted @ rows, weighted.sum(axis=1))
         step_s, row_s, token_s, key_s, pair_s = coefficients.tolist()
         self._cost = StepCost(step_s=step_s, row_s=row_s, token_s=token_s, key_s=key_s, pair_s=pair_s)
         self._margin = self._overrun()
@@ -173,7 +173,7 @@ class MeasuredCost:
         return f"MeasuredCost({self._cost}, {self._num_steps} steps of {len(self._kinds)} kinds)"
 
 
-def _nonnegative(products: Doubles, sums: Doubles) -> Doubles:
+def nonnegative(products: Doubles, sums: Doubles) -> Doubles:
     """The nonnegative c that minimises c' products c - 2 c' sums. It solves the plain equations of those features of
     which it uses any: five features have but 32 subsets, and all are solved in one call."""
     scale = np.sqrt(np.diag(products))

@@ -29,6 +29,7 @@ class Served:
     kv_memory_bytes: int
     max_running: int
     prefill_chunk_tokens: int  # of prefillers
+    log_level: str = "warning"  # of instances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,7 @@ def instance_command(
         *("--model", str(served.model_dir), "--served-name", SERVED, "--dtype", served.dtype),
         *("--chunk-tokens", str(instance.chunk_tokens), "--max-running", str(served.max_running)),
         *("--kv-memory", str(served.kv_memory_bytes), "--cpus", str(instance.cpu)),
-        *("--log-level", "warning", *over),
+        *("--log-level", served.log_level, *over),
     )
 
 

@@ -1,10 +1,8 @@
 """What is to be compared, from what the command line said; then the comparison, or what is made of one."""
 
-import asyncio
 import importlib.metadata
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -27,6 +25,7 @@ from headrace.cli.compare.link import laid, read_link
 from headrace.cli.compare.lists import Lists
 from headrace.cli.compare.progress import Progress
 from headrace.cli.fetching import fetch_model
+from headrace.cli.interrupting import INTERRUPTED, run_unless_interrupted
 from headrace.cli.machine import describe_machine
 from headrace.errors import HeadraceError, InputError
 from headrace.model.checkpoint import read_shape
@@ -35,7 +34,6 @@ INSTANCE = opt.INSTANCE_DEFAULTS
 QUICK_CHUNKS, CHUNKS = (64, 256), (64, 128, 256, 512)
 QUICK_SECONDS, SECONDS = 4.0, 30.0
 QUICK_REPETITIONS, REPETITIONS = 3, 5
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,18 +213,7 @@ def _compare(plan: Plan, comparison: Comparison) -> bool:
     with Progress(guess_s) as progress:
         told = Told(progress=progress, facts=dict(comparison.facts))
         comparing = Comparing(plan=plan, comparison=comparison, told=told)
-        return asyncio.run(_unless_signalled(comparing))
-
-
-async def _unless_signalled(comparing: Comparing) -> bool:
-    loop, work = asyncio.get_running_loop(), asyncio.ensure_future(comparing.run())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, work.cancel)
-    try:
-        await work
-    except asyncio.CancelledError:
-        return False
-    return True
+        return run_unless_interrupted(comparing.run()) is not None
 
 
 # ---- what is made of it ----------------------------------------------------------------------------------------
