@@ -56,7 +56,7 @@ def test_kinds_of_steps_that_others_had_are_in_the_fit_and_not_in_the_errors() -
 
 
 def test_too_few_steps_tell_nothing() -> None:
-    with pytest.raises(InputError, match="seconds: must be long enough for 20 steps of a decoder, were 3"):
+    with pytest.raises(InputError, match="seconds: must be long enough for 10 steps of a decoder, were 3"):
         fit_steps("decoder", steps(3, noise=0.0))
 
 

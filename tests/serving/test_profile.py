@@ -26,7 +26,7 @@ def test_a_profile_tells_what_steps_take_that_it_was_not_fitted_to(tmp_path: Pat
     profile = read_profile(file)
     assert set(profile.steps) == {"colocated", "prefiller", "decoder"}
     for steps in profile.steps.values():
-        assert steps.num_steps >= 20 and steps.error_p50 < 0.5  # loose: machines are noisy
+        assert steps.num_steps >= 10 and steps.error_p50 < 0.5  # loose: machines are noisy
     assert all(steps.token_s + steps.pair_s > 0 for steps in profile.steps.values())
     assert 0 < profile.gateway_s < 0.1 and profile.hand_over_s < 0.5
     assert len(scenario_of(profile, prefillers=1, decoders=1).instances) == 2

@@ -24,7 +24,7 @@ Doubles = NDArray[np.float64]
 
 HOLD_OUT = 5
 """Every so many-th step is in no fit."""
-FEWEST_STEPS = 20
+FEWEST_STEPS = 10
 ROUNDS = 8
 """Of a fit, each relative to what the one before it predicted."""
 ALIKE = 1.1
