@@ -149,7 +149,7 @@ def test_pages_are_those_that_check_finds(model: str, tp: int) -> None:
     checked = check_deployment(
         parse_deployment(Fields(text), folder=Path()), shape, FAMILIES[shape.architecture].tensor_shapes
     )
-    ours = site._num_pages(device, Sharding(tp=tp), 64)
+    ours = site.num_pages(device, Sharding(tp=tp), 64)
     assert ours == pytest.approx(checked.pools["decoders"].num_pages, rel=0.03)
 
 

@@ -115,7 +115,7 @@ def _require_possible(profile: Profile) -> None:
     """Raises InputError with the field."""
     for role in profile.steps:
         _instance(profile, role, 0, chunk_tokens=None, prefills=False)
-    _kv_of(profile)
+    kv_of(profile)
     _ = profile.link.model
     for name in ("gateway_s", "hand_over_s"):
         if getattr(profile, name) < 0:
@@ -149,7 +149,7 @@ def scenario_of(
     ]
     return Scenario(
         instances=instances,
-        kv=_kv_of(profile),
+        kv=kv_of(profile),
         network=Network(routed=profile.link.model),
         gateway_s=profile.gateway_s,
         hand_over_s=profile.hand_over_s,
@@ -170,7 +170,7 @@ def _instance(profile: Profile, role: Role, nth: int, *, chunk_tokens: int | Non
     )
 
 
-def _kv_of(profile: Profile) -> KvModel:
+def kv_of(profile: Profile) -> KvModel:
     return KvModel(num_layers=profile.num_layers, page_bytes=profile.page_bytes, page_messages=profile.page_messages)
 
 

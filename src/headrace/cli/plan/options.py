@@ -13,12 +13,21 @@ DEVICES_PANEL = "Devices and link"
 ANSWER_PANEL = "Answer"
 MOST_RATE = 100_000.0
 
+MODEL, DEVICE, LINK = "meta-llama/Llama-3.1-70B", "h100", "400gbit"
+
 Model = Annotated[
-    str,
-    option("--model", "NAME|DIR", "A public model by its hub id, or a directory with its config.json.", DEVICES_PANEL),
+    str | None,
+    option(
+        *("--model", "NAME|DIR", "A public model by its hub id, or a directory with its config.json.", DEVICES_PANEL),
+        show_default=MODEL,
+    ),
 ]
 Device = Annotated[
-    str, option("--device", "NAME", "Of all instances: a100, h100, h200, b200, or of --hardware.", DEVICES_PANEL)
+    str | None,
+    option(
+        *("--device", "NAME", "Of all instances: a100, h100, h200, b200, or of --hardware.", DEVICES_PANEL),
+        show_default=DEVICE,
+    ),
 ]
 DecodeDevice = Annotated[
     str | None,
@@ -28,7 +37,19 @@ DecodeDevice = Annotated[
     ),
 ]
 Link = Annotated[
-    str, option("--link", "NAME", "Between hosts, of each device: 1gbit to 3200gbit, or of --hardware.", DEVICES_PANEL)
+    str | None,
+    option(
+        *("--link", "NAME", "Between hosts, of each device: 1gbit to 3200gbit, or of --hardware.", DEVICES_PANEL),
+        show_default=LINK,
+    ),
+]
+ProfileFile = Annotated[
+    Path | None,
+    option(
+        *("--profile", "FILE", "Build with what `headrace profile` measured, not with devices of a list."),
+        DEVICES_PANEL,
+        show_default=False,
+    ),
 ]
 HardwareFile = Annotated[
     Path | None,

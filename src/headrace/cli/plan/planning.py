@@ -6,43 +6,29 @@ import sys
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from types import TracebackType
+from typing import Self, cast
 
+import msgspec
 from rich.console import Console
-from rich.status import Status
 
 from headrace.bench.metrics import Slo
-from headrace.bench.synthetic import KINDS
 from headrace.bench.workload import ArrivalList, Fit
 from headrace.cli.compare.lists import Lists
 from headrace.cli.plan.deployment_file import as_toml, require_writable
+from headrace.cli.plan.ground import Ground, as_profiled, on_devices, shape_of
 from headrace.cli.plan.report.terminal import screen
 from headrace.cli.plan.report.told import ChunkTold, PlanTold, deployment_told
-from headrace.deploy.known import known_config
-from headrace.errors import InputError
-from headrace.model.checkpoint import read_shape
-from headrace.model.locate import existing_path
 from headrace.model.shape import ModelShape
-from headrace.planner.costs.hardware import Hardware, read_hardware
-from headrace.planner.scenario import LinkModel
+from headrace.planner.costs.hardware import read_hardware
+from headrace.planner.profile import Profile, read_profile
 from headrace.planner.search.answer import Answer, Question, answered
-from headrace.planner.search.candidate import Objective, Surroundings
-from headrace.planner.search.frontier import frontier
+from headrace.planner.search.candidate import Objective
+from headrace.planner.search.frontier import FrontierPoint, frontier
 from headrace.planner.search.region import region
 from headrace.planner.search.sensitivity import cases
-from headrace.planner.search.site import USABLE, Lengths, Site
+from headrace.planner.search.site import Lengths
 from headrace.planner.search.wanted import ListOf, Wanted
-
-GATEWAY_S, HAND_OVER_S = 0.002, 0.002
-"""As measured on CPUs (docs/measurements.md): both are of the host, whatever computes."""
-ROOFLINE_ERROR = 0.08
-ERROR_SOURCE = (
-    "what a roofline told of published profiles that were left out of its fit: 6 % on average, 13 % for one in ten "
-    "(docs/measurements.md); software and mixtures of experts less certain"
-)
-HOST_SHARE = 0.8
-"""Of the fabric inside a host, what copies between two devices reach."""
-HOST_LATENCY_S = 5e-6
 
 SECONDS, FEWEST, MOST = 60.0, 500, 20_000
 """Of arrivals: so long, but so many requests at least and at most."""
@@ -68,6 +54,7 @@ class Given:
     decode_device: str
     link: str
     hardware: Path | None
+    profile: Path | None
     seed: int
     out: Path | None
     write: Path | None
@@ -77,7 +64,8 @@ def plan(given: Given) -> int:
     """-> the exit status: 1 where nothing holds. Raises InputError."""
     if given.write is not None:
         require_writable(given.write)
-    hardware, shape = read_hardware(given.hardware), _shape(given.model)
+    profile = None if given.profile is None else read_profile(given.profile)
+    shape = shape_of(given.model if profile is None else profile.model)
     lists = _lists(given, shape)
     wanted = Wanted(
         slo=Slo(ttft_s=given.ttft_s, tpot_s=given.tpot_s),
@@ -85,24 +73,26 @@ def plan(given: Given) -> int:
         rate=given.rate,
         lists=_of_rates(lists, seconds=SECONDS, fewest=FEWEST),
     )
-    shorter = replace(wanted, lists=_of_rates(lists, seconds=CURVE_SECONDS, fewest=CURVE_FEWEST))
-    site = _site(given, hardware, shape, wanted)
-    console = Console(stderr=True, highlight=False)
-    counted = _Counted(console)
-    with console.status("") as counted.status:
-        question = Question(
-            colocated=list(site.colocated()),
-            split=list(site.split()),
-            wanted=wanted,
-            lengths=site.lengths,
-            objective=cast("Objective", given.objective),
-            error=ROOFLINE_ERROR,
-            workload=given.workload if given.workload in KINDS else Path(given.workload).stem,
-            with_one_less=given.with_one_less,
-        )
-        _require_shapes(question, given)
+    lengths = Lengths.of(wanted.lists(given.rate))
+    ground = _ground(given, profile, shape, lengths, wanted.slo)
+    question = Question(
+        colocated=ground.colocated,
+        split=ground.split,
+        wanted=wanted,
+        lengths=lengths,
+        objective=cast("Objective", given.objective),
+        error=ground.error,
+        workload=lists.workloads[0],
+        with_one_less=given.with_one_less,
+    )
+    with _Counted() as counted:
         answer = answered(question, say=counted.say)
-        told = _told(given, question, answer, shorter, counted)
+        told = _told(given, ground, question, answer)
+        if given.out is not None:
+            shorter = replace(wanted, lists=_of_rates(lists, seconds=CURVE_SECONDS, fewest=CURVE_FEWEST))
+            told = msgspec.structs.replace(told, frontier=_curve(answer, shorter, lengths, counted))
+            told = msgspec.structs.replace(told, region=tuple(region(ground.colocated, ground.split, wanted.slo)))
+        told = msgspec.structs.replace(told, num_simulated=counted.num)
     page = None
     if given.out is not None:
         # Function-local: plots take a second to load.
@@ -111,35 +101,33 @@ def plan(given: Given) -> int:
         page = str(write_plan(given.out, told))
     sys.stdout.write(screen(told, page))
     if given.write is not None:
-        given.write.write_text(as_toml(told, hardware=hardware, model=given.model, link=given.link))
+        given.write.write_text(as_toml(told, ground))
         sys.stdout.write(f"  deployment: {given.write}\n")
     return 0 if told.best is not None else 1
 
 
 class _Counted:
-    """What is simulated, for a person who waits."""
+    """What is simulated, for a person who waits: on a terminal as it changes."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self) -> None:
         self.num = 0
-        self.status: Status | None = None
-        self._console = console
+        self._status = Console(stderr=True, highlight=False).status("")
 
     def say(self, text: str) -> None:
         self.num += 1
-        if self.status is not None:
-            self.status.update(f"{self.num} simulated; {text}")
+        self._status.update(f"{self.num} simulated; {text}")
+
+    def __enter__(self) -> Self:
+        self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status.stop()
 
 
 # ---- the question ----------------------------------------------------------------------------------------------
-
-
-def _shape(model: str) -> ModelShape:
-    directory = existing_path(model)
-    if directory is None:
-        return ModelShape.from_config(known_config(model))
-    if not (directory / "config.json").is_file():
-        raise InputError("model", f"must be a directory with a config.json, is {directory}")
-    return read_shape(directory)
 
 
 def _lists(given: Given, shape: ModelShape) -> Lists:
@@ -165,52 +153,34 @@ def _of_rates(lists: Lists, *, seconds: float, fewest: int) -> ListOf:
     return of
 
 
-def _site(given: Given, hardware: Hardware, shape: ModelShape, wanted: Wanted) -> Site:
-    prefill, decode = hardware.device(given.device), hardware.device(given.decode_device)
-    slower = min(prefill.fabric_bytes_s, decode.fabric_bytes_s)
-    return Site(
+def _ground(given: Given, profile: Profile | None, shape: ModelShape, lengths: Lengths, slo: Slo) -> Ground:
+    hardware = read_hardware(given.hardware)
+    if profile is not None and given.profile is not None:
+        return as_profiled(profile, given.profile, hardware, lengths=lengths, slo=slo)
+    return on_devices(
+        hardware,
+        model=given.model,
         shape=shape,
-        dtype="bf16",
-        prefill=prefill,
-        decode=decode,
-        around=Surroundings(
-            routed=hardware.link(given.link),
-            same_host=LinkModel(bytes_s=HOST_SHARE * slower, latency_s=HOST_LATENCY_S),
-            gateway_s=GATEWAY_S,
-            hand_over_s=HAND_OVER_S,
-        ),
-        lengths=Lengths.of(wanted.lists(given.rate)),
-        slo=wanted.slo,
+        device=given.device,
+        decode_device=given.decode_device,
+        link=given.link,
+        lengths=lengths,
+        slo=slo,
     )
-
-
-def _require_shapes(question: Question, given: Given) -> None:
-    if not question.colocated and not question.split:
-        names = " and ".join(dict.fromkeys((given.device, given.decode_device)))
-        raise InputError(
-            "device",
-            f"must hold {given.model} and {question.lengths.longest:,} tokens on one host, with steps of at most "
-            f"{1e3 * given.tpot_s:g} ms (--tpot-ms); {names} does not",
-        )
 
 
 # ---- the answer ------------------------------------------------------------------------------------------------
 
 
-def _told(given: Given, question: Question, answer: Answer, shorter: Wanted, counted: _Counted) -> PlanTold:
+def _told(given: Given, ground: Ground, question: Question, answer: Answer) -> PlanTold:
     best, wanted = answer.best, question.wanted
-    has_report = given.out is not None
-    colocated, split = (None if found is None else found.candidate for found in (answer.colocated, answer.split))
-    curve = frontier(colocated, split, shorter, question.lengths, counted.say) if has_report else ()
-    cells = region(question.colocated, question.split, wanted.slo) if has_report else ()
-    devices = given.device if given.device == given.decode_device else f"{given.device} and {given.decode_device}"
     return PlanTold(
         command=shlex.join(["headrace", *sys.argv[1:]]),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         version=importlib.metadata.version("headrace"),
-        model=given.model,
-        devices=devices,
-        link=given.link,
+        model=ground.model,
+        devices=ground.devices,
+        link=ground.link,
         workload=question.workload,
         notes=wanted.lists(given.rate).notes,
         rate=given.rate,
@@ -218,33 +188,18 @@ def _told(given: Given, question: Question, answer: Answer, shorter: Wanted, cou
         target=wanted.target,
         objective=question.objective,
         is_with_one_less=question.with_one_less,
-        error=question.error,
-        error_source=ERROR_SOURCE,
-        assumed=_assumed(),
+        error=ground.error,
+        error_source=ground.error_source,
+        assumed=ground.assumed,
         verdict=answer.verdict,
         chunks=tuple(ChunkTold(chunk_tokens=size, least=deployment_told(found)) for size, found in answer.chunks),
         colocated=deployment_told(answer.colocated),
         split=deployment_told(answer.split),
         best=deployment_told(best),
         cases=() if best is None else tuple(cases(best.candidate, wanted)),
-        frontier=tuple(curve),
-        region=tuple(cells),
-        num_simulated=counted.num,
     )
 
 
-def _assumed() -> tuple[str, ...]:
-    return (
-        "headrace computes on CPUs so far: no engine of its has run on such a device. Step times are a roofline's, at "
-        "shares of the peaks that are fitted to published profiles, with an engine that replays decode steps as graphs "
-        "(hardware.toml says which numbers are fitted and which assumed).",
-        "Prices and watts are round figures: give your own with --hardware.",
-        f"Gateway {1e3 * GATEWAY_S:g} ms, hand-over {1e3 * HAND_OVER_S:g} ms; {USABLE:.0%} of a device's memory for "
-        f"weights and KV; answers of the stated lengths, one token a step.",
-        "Groups of a data-parallel decoder are simulated as instances that do not wait for each other.",
-    )
-
-
-USABLE_TEXT = (
-    "nine tenths of a device's memory for weights and KV, no draft model, greedy answers of the stated lengths"
-)
+def _curve(answer: Answer, wanted: Wanted, lengths: Lengths, counted: _Counted) -> tuple[FrontierPoint, ...]:
+    colocated, split = (None if found is None else found.candidate for found in (answer.colocated, answer.split))
+    return tuple(frontier(colocated, split, wanted, lengths, counted.say))

@@ -106,7 +106,7 @@ class Site:
         is_same = len(kinds) == 2 and first.device == last.device
         return Candidate(
             pools=tuple(Pool(kind=kind, count=1) for kind in kinds),
-            kv=self._kv(first.sharding, last.sharding, page_size),
+            kv=self.kv(first.sharding, last.sharding, page_size),
             around=self.around,
             is_paired=is_same and 2 * max(first.num_devices, last.num_devices) <= first.per_host,
         )
@@ -117,7 +117,7 @@ class Site:
         for tp in _powers(device.per_host):
             for dp in _powers(device.per_host // tp) if with_groups and self.shape.experts else (1,):
                 sharding = Sharding(tp=tp, dp=dp)
-                if self._can_be_shared(sharding) and self._num_pages(device, sharding, 16) > 0:
+                if self._can_be_shared(sharding) and self.num_pages(device, sharding, 16) > 0:
                     yield sharding
 
     def _can_be_shared(self, sharding: Sharding) -> bool:
@@ -132,7 +132,7 @@ class Site:
     ) -> Kind | None:
         """None where it has no room, or no step is short enough."""
         steps = RooflineSteps(work=self.work, device=device, sharding=sharding)
-        num_pages = self._num_pages(device, sharding, page_size)
+        num_pages = self.num_pages(device, sharding, page_size)
         if num_pages * page_size < FEWEST_LONGEST * self.lengths.longest:
             return None
         max_running = most_rows(steps, self.lengths, self.slo.tpot_s, most=MOST_RUNNING)
@@ -153,7 +153,7 @@ class Site:
             per_host=device.per_host,
         )
 
-    def _num_pages(self, device: Device, sharding: Sharding, page_size: int) -> int:
+    def num_pages(self, device: Device, sharding: Sharding, page_size: int) -> int:
         """Of a group, in what the weights leave of each of its devices. Attention and head are on every group, the
         embedding on every rank."""
         work = self.work
@@ -169,12 +169,12 @@ class Site:
         """The smallest whose messages add little to what its bytes take."""
         link = self.around.routed
         for page_size in PAGE_SIZES:
-            kv = self._kv(prefill, decode, page_size)
+            kv = self.kv(prefill, decode, page_size)
             if kv.page_messages * link.message_s <= MESSAGES_SHARE * kv.page_bytes / link.bytes_s:
                 return page_size
         return PAGE_SIZES[-1]
 
-    def _kv(self, prefill: Sharding, decode: Sharding, page_size: int) -> KvModel:
+    def kv(self, prefill: Sharding, decode: Sharding, page_size: int) -> KvModel:
         src, dst = (self._side(sharding, page_size) for sharding in (prefill, decode))
         return KvModel.of(plan_transfer(src, dst, group=0, seed=0))
 

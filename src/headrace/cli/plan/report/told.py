@@ -83,9 +83,9 @@ class PlanTold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     split: DeploymentTold | None
     best: DeploymentTold | None
     cases: tuple[Case, ...]
-    frontier: tuple[FrontierPoint, ...]
-    region: tuple[RegionPoint, ...]
-    num_simulated: int
+    frontier: tuple[FrontierPoint, ...] = ()
+    region: tuple[RegionPoint, ...] = ()
+    num_simulated: int = 0
 
 
 def deployment_told(found: Found | None) -> DeploymentTold | None:
