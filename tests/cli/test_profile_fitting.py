@@ -114,9 +114,11 @@ def asked(*, longest: int = 8192, is_split: bool = False) -> Asked:
 @pytest.mark.parametrize("longest", [200, 8192])
 def test_what_is_asked_fits_the_model_and_the_time(longest: int, is_split: bool) -> None:
     pace, arm = Pace(token_s=1.5e-3, step_s=0.015), asked(longest=longest, is_split=is_split)
-    load = calibrating(arm, pace, seconds=30.0, seed=1)
+    asking = calibrating(arm, pace, seconds=30.0, seed=1)
+    load = asking.arrivals
+    assert (asking.alone_s > 0) == is_split
     assert all(one.prompt_tokens + one.max_tokens <= longest for one in load.arrivals)
-    assert load == calibrating(arm, pace, seconds=30.0, seed=1)
+    assert asking == calibrating(arm, pace, seconds=30.0, seed=1)
     last = load.arrivals[-1].at_s
     assert sum(one.at_s == last for one in load.arrivals) == 2 * MOST_ROWS and last < 30.0
     assert {one.max_tokens for one in load.arrivals} <= set(range(8, OUTPUTS[1] + 1))
@@ -125,7 +127,7 @@ def test_what_is_asked_fits_the_model_and_the_time(longest: int, is_split: bool)
 
 def test_a_faster_machine_is_asked_more_up_to_a_limit() -> None:
     slow, fast = (
-        calibrating(asked(), Pace(token_s=token_s, step_s=10 * token_s), seconds=30.0, seed=1)
+        calibrating(asked(), Pace(token_s=token_s, step_s=10 * token_s), seconds=30.0, seed=1).arrivals
         for token_s in (2e-3, 1e-6)
     )
     assert len(slow.arrivals) < 100 < 600 < len(fast.arrivals) < 700

@@ -112,3 +112,15 @@ def test_background_work_does_not_take_the_room_that_an_interactive_request_wait
     )
     done = simulate(scenario(instance("c", "colocated", num_pages=100)), asked)
     assert done[3].token_s[0] > done[2].token_s[0] > done[0].token_s[-1]
+
+
+def test_a_decoder_that_has_not_measured_chunks_computes_no_prompt_by_choice() -> None:
+    def computed_at_decoder(*, prefills: bool, knows_chunks: bool) -> int:
+        decoder = instance("d", "decoder", prefills=prefills, knows_chunks=knows_chunks)
+        listed = arrivals((0.01 * nth, 500, 8) for nth in range(40))  # more than the prefiller keeps up with
+        did = {one.name: one for one in simulate(scenario(instance("p", "prefiller"), decoder), listed).did}
+        return did["d"].num_prefill_tokens
+
+    assert computed_at_decoder(prefills=True, knows_chunks=True) > 0
+    assert computed_at_decoder(prefills=True, knows_chunks=False) == 0
+    assert computed_at_decoder(prefills=False, knows_chunks=True) == 0

@@ -97,7 +97,6 @@ class Decoder:
         self._on_end = on_end
         self._samples = spec.role == "colocated"
         self.cost = spec.measured
-        self.computes = spec.role == "colocated" or spec.prefills  # prompts, by choice
         self._budget = (
             LatencyBudget(cost=self.cost, tpot_s=spec.tpot_s, max_stall_s=spec.max_stall_s)
             if spec.tpot_s is not None or spec.max_stall_s is not None
@@ -455,6 +454,13 @@ class Decoder:
         self._change()
 
     # ---- how it stands -----------------------------------------------------------------------------------------
+
+    @property
+    def computes(self) -> bool:
+        """Prompts, by choice."""
+        if self.spec.role == "colocated":
+            return True
+        return self.spec.prefills and (self.spec.knows_chunks or self.num_computed > 0)
 
     @property
     def num_running(self) -> int:

@@ -138,9 +138,10 @@ def scenario_of(
     chunk_tokens: int | None = None,
     prefills: bool = False,
 ) -> Scenario:
-    """An arm of a comparison on the same machine: so many instances of each role. `chunk_tokens` None: those of the
-    profile. `prefills`: decoders compute prompts where that is cheaper. Raises InputError for a role that was not
-    measured."""
+    """An arm of a comparison on the same machine: so many instances of each role, without budgets. `chunk_tokens` None:
+    those of the profile. `prefills`: decoders compute prompts where that is cheaper, once they have measured what a
+    chunk takes, which without budgets they do with the first that they must compute. Raises InputError for a role that
+    was not measured."""
     numbers: dict[Role, int] = {"colocated": colocated, "prefiller": prefillers, "decoder": decoders}
     instances = [
         _instance(profile, role, nth, chunk_tokens=chunk_tokens, prefills=prefills and role == "decoder")
@@ -167,6 +168,7 @@ def _instance(profile: Profile, role: Role, nth: int, *, chunk_tokens: int | Non
         chunk_tokens=steps.chunk_tokens if chunk_tokens is None else chunk_tokens,
         max_running=steps.max_running,
         prefills=prefills,
+        knows_chunks=False,
     )
 
 

@@ -38,8 +38,9 @@ class LinearSteps:
 class Instance:
     """`steps`: what its steps take; `told`: what it has measured of that, and decides and tells the gateway by (None:
     a line through a few of its steps). `num_pages` of KV. `prefills`: a decoder that computes a prompt by itself
-    where that is cheaper; otherwise only where nobody else can. `num_layers` is of the model: layer by layer its KV
-    leaves. Instances of one `host`, or of one `switch`, have faster links."""
+    where that is cheaper; otherwise only where nobody else can. `knows_chunks` False: it has no figure of what a chunk
+    takes before it has computed one, as an engine without budgets, and so is not chosen for that before. `num_layers`
+    is of the model: layer by layer its KV leaves. Instances of one `host`, or of one `switch`, have faster links."""
 
     name: str
     role: Role
@@ -51,6 +52,7 @@ class Instance:
     tpot_s: float | None = None
     max_stall_s: float | None = None
     prefills: bool = False
+    knows_chunks: bool = True
     host: str = ""
     switch: str = ""
     told: StepCost | None = None

@@ -66,8 +66,9 @@ class Calibrating:
         first = await self._offered(running, probe(asked, seed=SEED))
         pace = _pace(first[0])
         self.progress.say(f"{plan.arm.name}: {self.seconds:.0f} s of load, low to high")
-        begin_s = time.monotonic()  # the clock of every process here
-        records = await self._offered(running, calibrating(asked, pace, seconds=self.seconds, seed=SEED + 1))
+        load = calibrating(asked, pace, seconds=self.seconds, seed=SEED + 1)
+        begin_s = time.monotonic() + load.alone_s  # the clock of every process here
+        records = await self._offered(running, load.arrivals)
         await asyncio.sleep(LOG_IS_WRITTEN_S)
         log = running.log.read_text(errors="replace")
         return Measured(

@@ -1,8 +1,8 @@
 """What is asked of an arm that is profiled, so that steps of every kind come up. Pure: how long one request took alone
 in, arrivals out.
 
-    alone     one request after another, short to long: gateway, hand-over and link, with nothing to wait for
-    low ..    three rates, to nearly as much as the arm can do: chunks alone and beside rows, some rows at once
+    alone     of a split arm: one request after another, short to long, for hand-over and link with nothing to wait for
+    low ..    three rates, up to what the arm can do: chunks alone and beside rows, some rows at once
     many      short prompts all at once, with long answers: as many rows as an instance takes
 
 Prompt lengths are spread evenly over the logarithm, and shuffled: at every rate the same work.
@@ -16,8 +16,9 @@ from headrace.bench.workload import Arrival, ArrivalList
 
 SHORTEST, LONGEST = 16, 4000
 OUTPUTS = (16, 128)
-ALONE_LONGEST, ALONE_OUTPUT, NUM_ALONE = 1000, 8, 8
-LOADS = (0.3, 0.6, 0.9)
+PROBE_PROMPT = 1000
+ALONE_LONGEST, ALONE_OUTPUT, NUM_ALONE = 512, 8, 8
+LOADS = (0.4, 0.7, 1.0)
 """Of what the arm can do."""
 ROWS_SHARED = 4.0
 """So many rows of a step, on average, share its time."""
@@ -25,8 +26,8 @@ MOST_ROWS = 16
 """Of one instance, in the last phase."""
 MOST_REQUESTS = 200
 """In one phase."""
-ALONE_SHARE, RATES_SHARE = 0.25, 0.55
-"""Of the seconds; the rest is for many rows."""
+ALONE_SHARE, MANY_SHARE = 0.25, 0.2
+"""Of the seconds, at most; the rates have the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +56,26 @@ class Asked:
 
 def probe(asked: Asked, *, seed: int) -> ArrivalList:
     """One request, long enough to tell the pace of both phases."""
-    prompt_tokens = min(ALONE_LONGEST, asked.longest_prompt)
+    prompt_tokens = min(PROBE_PROMPT, asked.longest_prompt)
     return _listed("probe", [Arrival(at_s=0.0, prompt_tokens=prompt_tokens, max_tokens=OUTPUTS[0])], seed)
 
 
-def calibrating(asked: Asked, pace: Pace, *, seconds: float, seed: int) -> ArrivalList:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Steps count from `alone_s` on: an instance that has the machine to itself is faster than it will ever be again,
+    by an eighth where another decodes beside it."""
+
+    arrivals: ArrivalList
+    alone_s: float
+
+
+def calibrating(asked: Asked, pace: Pace, *, seconds: float, seed: int) -> Load:
     """In about so many seconds."""
     draw = random.Random(seed)
     arrivals: list[Arrival] = []
-    at_s = _alone(arrivals, asked, pace, seconds=ALONE_SHARE * seconds)
+    alone_s = at_s = _alone(arrivals, asked, pace, seconds=ALONE_SHARE * seconds) if asked.is_split else 0.0
+    phase_s = (seconds * (1 - MANY_SHARE) - alone_s) / len(LOADS)
     for load in LOADS:
-        phase_s = RATES_SHARE * seconds / len(LOADS)
         num = min(MOST_REQUESTS, max(2, round(load * phase_s / _busy_s(asked, pace))))
         lengths = _spread(SHORTEST, asked.longest_prompt, num)
         draw.shuffle(lengths)
@@ -80,7 +90,7 @@ def calibrating(asked: Asked, pace: Pace, *, seconds: float, seed: int) -> Arriv
         Arrival(at_s=at_s, prompt_tokens=length, max_tokens=draw.randint(OUTPUTS[1] // 4, OUTPUTS[1]))
         for length in _spread(SHORTEST, min(4 * SHORTEST, asked.longest_prompt), num_rows)
     ]
-    return _listed("calibrating", arrivals, seed)
+    return Load(arrivals=_listed("calibrating", arrivals, seed), alone_s=alone_s)
 
 
 def _alone(arrivals: list[Arrival], asked: Asked, pace: Pace, *, seconds: float) -> float:
