@@ -22,29 +22,33 @@ Note = Callable[[str], None]
 
 @dataclass(slots=True, kw_only=True)
 class Trials:
-    """What was simulated of one shape, by its numbers."""
+    """What was simulated of one shape, by its numbers. `able`: those that hold, also with one less where that is
+    asked."""
 
     shape: Candidate
     wanted: Wanted
     with_one_less: bool
     note: Note
     found: dict[tuple[int, ...], Held] = field(default_factory=dict)
+    able: set[tuple[int, ...]] = field(default_factory=set)
 
     def holds(self, counts: tuple[int, ...]) -> bool:
-        candidate = self.shape.of_counts(counts)
         if self.with_one_less and min(counts) < 2:
             return False
-        known = self.found.get(counts)
-        if known is None:
-            arrivals = self.wanted.lists(self.wanted.rate)
-            self.note(f"{candidate}")
-            known = held(candidate, arrivals, self.wanted.slo)
-            if self.with_one_less and known.attainment >= self.wanted.target:
-                for pool in candidate.pools:
-                    short = held(candidate, arrivals, self.wanted.slo, without=pool.kind.role)
-                    known = min(known, short, key=lambda one: one.attainment)
-            self.found[counts] = known
-        return known.attainment >= self.wanted.target
+        if counts not in self.found and self._is_able(counts):
+            self.able.add(counts)
+        return counts in self.able
+
+    def _is_able(self, counts: tuple[int, ...]) -> bool:
+        candidate, wanted = self.shape.of_counts(counts), self.wanted
+        self.note(f"{candidate}")
+        arrivals = wanted.lists(wanted.rate)
+        self.found[counts] = known = held(candidate, arrivals, wanted.slo)
+        if known.attainment < wanted.target:
+            return False
+        roles = [pool.kind.role for pool in candidate.pools] if self.with_one_less else []
+        short = (held(candidate, arrivals, wanted.slo, without=role) for role in roles)
+        return all(one.attainment >= wanted.target for one in short)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
