@@ -124,3 +124,21 @@ def test_a_decoder_that_has_not_measured_chunks_computes_no_prompt_by_choice() -
     assert computed_at_decoder(prefills=True, knows_chunks=True) > 0
     assert computed_at_decoder(prefills=True, knows_chunks=False) == 0
     assert computed_at_decoder(prefills=False, knows_chunks=True) == 0
+
+
+def test_a_gateway_takes_for_queued_what_a_decoder_has_computed_since_its_last_status() -> None:
+    clock = Clock()
+    spec = instance("c", "colocated", chunk_tokens=64)
+    decoder = Decoder(spec, clock, closed_form=True, on_room=lambda _: None, on_end=lambda _: None)
+    arrival = Arrival(at_s=0.0, prompt_tokens=20_000, max_tokens=4)
+    prefix = Prefix(arrival, own=0, block_tokens=64, num_tokens=20_000, page_size=16)
+    request = Request(index=0, arrival=arrival, block_tokens=64, prefix=prefix)
+    assert decoder.try_admit(request)
+    decoder.start(request)
+    while clock.now < 0.45:
+        clock.step()
+    assert decoder.queued_tokens["interactive"] < decoder.told_queued("interactive") == 19_999
+    while clock.now < 0.5:
+        clock.step()
+    computed_since = decoder.told_queued("interactive") - decoder.queued_tokens["interactive"]
+    assert computed_since == 64 * (clock.now > 0.5)

@@ -43,7 +43,7 @@ from headrace.planner.scenario import Instance
 from headrace.planner.spans import Log, Span, plan_span
 
 STATUS_S = 0.5
-"""How old what a gateway knows of it may be."""
+"""A Status comes at each multiple of this: so old what a gateway knows of it may be."""
 
 
 @dataclass(slots=True)
@@ -91,6 +91,7 @@ class Decoder:
         self.num_preemptions = 0
         self.is_down = False
         self.queued_tokens: dict[Tier, int] = {"interactive": 0, "flex": 0}
+        self._computed: list[tuple[float, Tier, int]] = []  # of the last steps, when they were over
         self._clock = clock
         self._closed_form = closed_form
         self._on_room = on_room
@@ -126,6 +127,7 @@ class Decoder:
         self._chunks: Sequence[Chunk[Request]] = ()
         self._stands: dict[Tier, Stands] = {}  # as long as nothing changes
         self.queued_tokens = {"interactive": 0, "flex": 0}
+        self._computed = []
 
     # ---- coming in ---------------------------------------------------------------------------------------------
 
@@ -310,11 +312,16 @@ class Decoder:
         chunks, self._chunks = self._chunks, ()
         if chunks:
             self._change()
+        now = self._clock.now
+        if self._computed and self._computed[0][0] <= now - STATUS_S:
+            self._computed = [one for one in self._computed if one[0] > now - STATUS_S]
         for chunk in chunks:
             request = chunk.key
             self.num_computed += chunk.end - chunk.begin
             num_before = request.num_known - 1
-            self.queued_tokens[request.tier] -= min(chunk.end, num_before) - min(chunk.begin, num_before)
+            num_queued = min(chunk.end, num_before) - min(chunk.begin, num_before)
+            self.queued_tokens[request.tier] -= num_queued
+            self._computed.append((now, request.tier, num_queued))
             request.computed = chunk.end
             if chunk.end < num_before:
                 continue
@@ -474,6 +481,11 @@ class Decoder:
             self._change()
         return self.told
 
+    def told_queued(self, tier: Tier) -> int:
+        """Prompt tokens that its gateway takes for queued: those of its last Status, and what was placed since."""
+        since = self.tell().at
+        return self.queued_tokens[tier] + sum(num for at, own, num in self._computed if own == tier and at > since)
+
     def cached_tokens(self, request: Request) -> int:
         """Of its prompt. The pages that rows have taken by now may have been some of them."""
         span = self._span
@@ -490,9 +502,9 @@ class Decoder:
         known = self._stands.get(tier)
         if known is None or self._clock.now - self.told.at >= STATUS_S:
             told = self.tell()
-            before = sum(self.queued_tokens.values())
-            if tier == "interactive":
-                before = self.queued_tokens["interactive"] + min(self.queued_tokens["flex"], self.spec.chunk_tokens)
+            interactive, background = self.told_queued("interactive"), self.told_queued("flex")
+            in_the_way = min(background, self.spec.chunk_tokens) if tier == "interactive" else background
+            before = interactive + in_the_way
             slowness, step_s = (-told.speed.rate, told.speed.step_s) if self.computes else (0.0, 0.0)
             known = Stands(self.num_running, before, 0, slowness, step_s, -told.num_free_pages)
             self._stands[tier] = known
@@ -510,7 +522,7 @@ class Decoder:
             bound_s=None if budget is None else budget.step_s,
         )
         return Told(
-            at=self._clock.now,
+            at=self._clock.now // STATUS_S * STATUS_S,
             num_free_pages=self.pages.num_available,
             speed=speed,
             num_rows=self.num_running,

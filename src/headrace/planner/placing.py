@@ -162,8 +162,8 @@ def decoder_view(decoder: Decoder, request: Request, hand_over_s: float) -> Deco
         page_size=spec.page_size,
         num_running=decoder.num_running,
         max_running=spec.max_running,
-        num_queued_tokens=sum(decoder.queued_tokens.values()),
-        num_background_tokens=decoder.queued_tokens["flex"],
+        num_queued_tokens=decoder.told_queued("interactive") + decoder.told_queued("flex"),
+        num_background_tokens=decoder.told_queued("flex"),
         cached_tokens=cached_tokens(decoder, request),
         prefilling=Prefilling(step_s=speed.step_s, rate=speed.rate, chunk_tokens=speed.chunk_tokens)
         if decoder.computes

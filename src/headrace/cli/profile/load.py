@@ -18,8 +18,8 @@ SHORTEST, LONGEST = 16, 4000
 OUTPUTS = (16, 128)
 PROBE_PROMPT = 1000
 ALONE_LONGEST, ALONE_OUTPUT, NUM_ALONE = 512, 8, 8
-LOADS = (0.4, 0.7, 1.0)
-"""Of what the arm can do."""
+LOADS, SPLIT_LOADS = (0.4, 0.7, 1.0), (0.7, 1.0, 1.3)
+"""Of what the arm can do. A prefiller's steps are long, so few: it is to be busy all the time."""
 ROWS_SHARED = 4.0
 """So many rows of a step, on average, share its time."""
 MOST_ROWS = 16
@@ -74,8 +74,9 @@ def calibrating(asked: Asked, pace: Pace, *, seconds: float, seed: int) -> Load:
     draw = random.Random(seed)
     arrivals: list[Arrival] = []
     alone_s = at_s = _alone(arrivals, asked, pace, seconds=ALONE_SHARE * seconds) if asked.is_split else 0.0
-    phase_s = (seconds * (1 - MANY_SHARE) - alone_s) / len(LOADS)
-    for load in LOADS:
+    loads = SPLIT_LOADS if asked.is_split else LOADS
+    phase_s = (seconds * (1 - MANY_SHARE) - alone_s) / len(loads)
+    for load in loads:
         num = min(MOST_REQUESTS, max(2, round(load * phase_s / _busy_s(asked, pace))))
         lengths = _spread(SHORTEST, asked.longest_prompt, num)
         draw.shuffle(lengths)

@@ -11,6 +11,8 @@ from headrace.planner.scenario import Role
 KEYS_EACH = 500
 CHUNK_TOKENS = 256
 PROMPT_TOKENS = 1024
+DISTURBED = 0.12
+"""A median error: on a machine with nothing else to do it is a twentieth."""
 UNLIMITED_BYTES_S = 5e10
 """Faster than that, no transfer showed a limit."""
 
@@ -28,9 +30,16 @@ def rendered(profile: Profile, file: Path) -> str:
         f"hand-over  {profile.hand_over_s * 1e3:.2f} ms, with lease and ticket",
         f"link       {_link(profile)}",
         "",
+        *_disturbed(profile),
         f"written to {file}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _disturbed(profile: Profile) -> Iterator[str]:
+    roles = [role for role, steps in profile.steps.items() if steps.error_p50 > DISTURBED]
+    if roles:
+        yield f"steps of {', '.join(roles)} differed much from each other: was the machine busy with something else?"
 
 
 def _rows(profile: Profile) -> Iterator[list[str]]:
