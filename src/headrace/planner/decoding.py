@@ -483,8 +483,13 @@ class Decoder:
 
     def told_queued(self, tier: Tier) -> int:
         """Prompt tokens that its gateway takes for queued: those of its last Status, and what was placed since."""
-        since = self.tell().at
-        return self.queued_tokens[tier] + sum(num for at, own, num in self._computed if own == tier and at > since)
+        since, queued = self.tell().at, self.queued_tokens[tier]
+        for at, own, num in reversed(self._computed):
+            if at <= since:
+                break
+            if own == tier:
+                queued += num
+        return queued
 
     def cached_tokens(self, request: Request) -> int:
         """Of its prompt. The pages that rows have taken by now may have been some of them."""

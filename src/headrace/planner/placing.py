@@ -155,6 +155,7 @@ def cached_tokens(instance: Decoder | Prefiller, request: Request) -> int:
 def decoder_view(decoder: Decoder, request: Request, hand_over_s: float) -> DecoderView:
     spec, told = decoder.spec, decoder.tell()
     cost, speed = decoder.cost, told.speed
+    background = decoder.told_queued("flex")
     return DecoderView(
         uuid=spec.name,
         is_colocated=spec.role == "colocated",
@@ -162,8 +163,8 @@ def decoder_view(decoder: Decoder, request: Request, hand_over_s: float) -> Deco
         page_size=spec.page_size,
         num_running=decoder.num_running,
         max_running=spec.max_running,
-        num_queued_tokens=decoder.told_queued("interactive") + decoder.told_queued("flex"),
-        num_background_tokens=decoder.told_queued("flex"),
+        num_queued_tokens=decoder.told_queued("interactive") + background,
+        num_background_tokens=background,
         cached_tokens=cached_tokens(decoder, request),
         prefilling=Prefilling(step_s=speed.step_s, rate=speed.rate, chunk_tokens=speed.chunk_tokens)
         if decoder.computes
