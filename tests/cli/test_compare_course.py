@@ -27,6 +27,7 @@ from headrace.cli.compare.energy import Energy
 from headrace.cli.compare.gateway_log import read_waterfalls
 from headrace.cli.compare.link import read_link
 from headrace.errors import InputError
+from headrace.gateway.options import LocalPrefill
 
 SERVED = Served(
     model_dir=Path("/models/tiny"),
@@ -103,6 +104,18 @@ def test_every_arm_has_the_same_devices() -> None:
     for plan in plans:
         assert sorted(one.cpu for one in plan.instances) == [4, 5, 6, 7] and plan.arm.devices == 4
     assert [one.role for one in plans[1].instances] == ["prefiller", "decoder", "decoder", "decoder"]
+
+
+def test_decoders_that_prefill_by_choice_measure_chunks_before_their_first_request() -> None:
+    """Else the gateway would never choose it (decision 0019), and two arms would be the same."""
+
+    def bounded(local_prefill: LocalPrefill) -> dict[str, bool]:
+        plan = split_arm(SERVED, 2, local_prefill=local_prefill)
+        commands = {one.name: instance_command(one, SERVED, directory=Path("d")) for one in plan.instances}
+        return {name: "--max-stall-ms" in command for name, command in commands.items()}
+
+    assert {name for name, is_bounded in bounded("cheaper").items() if is_bounded} == {"decoder-0", "decoder-1"}
+    assert not any(bounded("needed").values())
 
 
 def test_commands_are_what_a_person_would_type() -> None:

@@ -168,7 +168,7 @@ def _instance(profile: Profile, role: Role, nth: int, *, chunk_tokens: int | Non
         chunk_tokens=steps.chunk_tokens if chunk_tokens is None else chunk_tokens,
         max_running=steps.max_running,
         prefills=prefills,
-        knows_chunks=False,
+        knows_chunks=prefills,
     )
 
 

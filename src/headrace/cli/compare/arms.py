@@ -12,6 +12,7 @@ from typing import Literal
 from headrace.bench.comparison import Arm
 from headrace.cli.child import HEADRACE
 from headrace.cli.run_directory import CONTROL_SOCKET
+from headrace.deploy.sizes import MOST_MS
 from headrace.errors import InputError
 from headrace.gateway.options import LocalPrefill
 
@@ -34,12 +35,13 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """`side`: of the link, where there is one."""
+    """`side`: of the link, where there is one. `prefills`: a decoder that computes prompts by choice."""
 
     role: Literal["prefiller", "decoder", "colocated"]
     name: str
     cpu: int
     chunk_tokens: int
+    prefills: bool = False
 
     @property
     def side(self) -> Side:
@@ -73,15 +75,21 @@ def colocated_arm(served: Served, chunk_tokens: int) -> ArmPlan:
 def split_arm(served: Served, num_prefillers: int, *, local_prefill: LocalPrefill) -> ArmPlan:
     """Decoders come first: who has one core fewer for decode has the same cores for it."""
     num_decoders = len(served.cpus) - num_prefillers
+    is_local = local_prefill == "cheaper"
     decoders = [
-        Instance(role="decoder", name=f"decoder-{nth}", cpu=cpu, chunk_tokens=served.prefill_chunk_tokens)
+        Instance(
+            role="decoder",
+            name=f"decoder-{nth}",
+            cpu=cpu,
+            chunk_tokens=served.prefill_chunk_tokens,
+            prefills=is_local,
+        )
         for nth, cpu in enumerate(served.cpus[:num_decoders])
     ]
     prefillers = [
         Instance(role="prefiller", name=f"prefiller-{nth}", cpu=cpu, chunk_tokens=served.prefill_chunk_tokens)
         for nth, cpu in enumerate(served.cpus[num_decoders:])
     ]
-    is_local = local_prefill == "cheaper"
     arm = Arm(
         name=f"split {num_prefillers}:{num_decoders}{', local prefill' if is_local else ''}",
         kind="split",
@@ -118,13 +126,16 @@ def instance_command(
 ) -> tuple[str, ...]:
     """`address`: of its end of the link, where there is one."""
     role = ("decoder", "--colocated") if instance.role == "colocated" else (instance.role,)
+    # A decoder is given a prompt by choice once it knows what chunks take (decision 0019). One with a bound finds out
+    # before its first request; no step comes near this bound.
+    bound = ("--max-stall-ms", str(MOST_MS)) if instance.prefills else ()
     over = () if address is None else ("--fabric-host", address, "--insecure", "--require-provider", "tcp")
     return (
         *(*HEADRACE, *role, "--name", instance.name, "--gateway", _control(directory)),
         *("--model", str(served.model_dir), "--served-name", SERVED, "--dtype", served.dtype),
         *("--chunk-tokens", str(instance.chunk_tokens), "--max-running", str(served.max_running)),
         *("--kv-memory", str(served.kv_memory_bytes), "--cpus", str(instance.cpu)),
-        *("--log-level", served.log_level, *over),
+        *("--log-level", served.log_level, *bound, *over),
     )
 
 
