@@ -190,6 +190,7 @@ def _told(given: Given, ground: Ground, question: Question, answer: Answer) -> P
         is_with_one_less=question.with_one_less,
         error=ground.error,
         error_source=ground.error_source,
+        is_measured=given.profile is not None,
         assumed=ground.assumed,
         verdict=answer.verdict,
         chunks=tuple(ChunkTold(chunk_tokens=size, least=deployment_told(found)) for size, found in answer.chunks),

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from headrace.bench.report.page import Picture, rendered
 from headrace.cli.plan.report import pictures
-from headrace.cli.plan.report.terminal import error_text, wanted_text
+from headrace.cli.plan.report.terminal import error_text, power_text, wanted_text
 from headrace.cli.plan.report.told import PlanTold
 
 
@@ -20,6 +20,7 @@ def page(told: PlanTold) -> str:
         wanted=wanted_text(told),
         error=error_text(told),
         ms=lambda seconds: "-" if seconds is None else f"{seconds * 1e3:,.1f} ms",
+        power=power_text,
         percent=lambda share: f"{share:.0%}",
     )
 

@@ -23,6 +23,11 @@ def screen(told: PlanTold, page: str | None) -> str:
     if told.cases:
         lines += ["", *_cases(told)]
     lines += ["", *_wrapped(wanted_text(told)), *_wrapped(error_text(told))]
+    if told.verdict.kind == "stay colocated" and told.colocated is not None and told.is_measured:
+        pool = told.colocated.pools[0]
+        lines.append(
+            f"  start it: headrace serve --colocated --decoders {pool.count} --chunk-tokens {pool.chunk_tokens}"
+        )
     if page is not None:
         lines.append(f"  report: {page}")
     return "\n".join([*lines, ""])
@@ -40,6 +45,10 @@ def error_text(told: PlanTold) -> str:
     return f"step times are wrong by {told.error:.0%}: {told.error_source}"
 
 
+def power_text(watts: float) -> str:
+    return f"{watts:.0f} W" if watts < 1000 else f"{watts / 1e3:.1f} kW"
+
+
 def _objective(told: PlanTold) -> str:
     return {"devices": "devices", "cost": "dollars an hour", "power": "watts"}[told.objective]
 
@@ -50,7 +59,7 @@ def _deployment(name: str, told: DeploymentTold | None) -> Iterator[str]:
         return
     held = told.held
     figures = (
-        f"{told.devices} devices, {told.price_hour:.2f} an hour, {told.watts / 1e3:.1f} kW; "
+        f"{told.devices} devices, {told.price_hour:.2f} an hour, {power_text(told.watts)}; "
         f"kept {held.attainment:.0%}, first token {_ms(held.ttft_p50_s)} / {_ms(held.ttft_p90_s)}, "
         f"further {_ms(held.tpot_p50_s)} / {_ms(held.tpot_p90_s)} (p50 / p90), longest gap {_ms(held.stall_s)}"
     )

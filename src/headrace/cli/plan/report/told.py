@@ -59,7 +59,8 @@ class ChunkTold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class PlanTold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`error`: of step times, relative, and `error_source` where that is from. `assumed`: what the answer stands on."""
+    """`error`: of step times, relative, and `error_source` where that is from. `assumed`: what the answer stands on.
+    `is_measured`: on a profile of headrace's own instances."""
 
     command: str
     made: str  # ISO 8601, UTC
@@ -76,6 +77,7 @@ class PlanTold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     is_with_one_less: bool
     error: float
     error_source: str
+    is_measured: bool
     assumed: tuple[str, ...]
     verdict: Verdict
     chunks: tuple[ChunkTold, ...]
