@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from aligned_file import save_aligned
+from safetensors.torch import load_file
 
 WHOLE = "model.safetensors"
 
@@ -32,9 +33,9 @@ def quantise(
             values[name] = out_of_blocks(stored[name], stored[f"{name}_scale_inv"], block_size)
     twin.mkdir(exist_ok=True)
     shutil.copy(directory / "config.json", twin)
-    save_file(values, twin / WHOLE, metadata={"format": "pt"})
+    save_aligned(values, twin / WHOLE)
     (directory / WHOLE).unlink()
-    save_file(stored, directory / WHOLE)
+    save_aligned(stored, directory / WHOLE)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "quantization_config": quantization(block_size)}))
 

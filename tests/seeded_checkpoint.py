@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from aligned_file import save_aligned
 
 from headrace.model.families import FAMILIES
 from headrace.model.shape import ModelShape
@@ -61,5 +61,5 @@ def write_seeded(directory: Path, config: Mapping[str, Any], *, seed: int = 0) -
             continue
         drawn = 1 + drawn / 3 if "norm" in name else drawn * (1.5 / size[-1] ** 0.5)
         tensors[name] = drawn.bfloat16()
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    save_aligned(tensors, directory / "model.safetensors")
     return directory

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from aligned_file import save_aligned
 from llama_oracle import Oracle
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 WHOLE = "model.safetensors"
 
@@ -16,6 +17,7 @@ WHOLE = "model.safetensors"
 def saved(oracle: Oracle, directory: Path) -> Path:
     """As transformers writes it, in one file."""
     oracle.model.save_pretrained(directory)
+    change_tensors(directory, {})  # aligned
     assert (directory / WHOLE).is_file()
     return directory
 
@@ -32,7 +34,7 @@ def change_tensors(directory: Path, changes: Mapping[str, torch.Tensor | None]) 
     """None takes a tensor out."""
     tensors = {**load_file(directory / WHOLE), **changes}
     (directory / WHOLE).unlink()  # what has mapped the old file keeps it
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, directory / WHOLE)
+    save_aligned({name: tensor for name, tensor in tensors.items() if tensor is not None}, directory / WHOLE)
 
 
 def shard(directory: Path, *, num_files: int) -> list[Path]:
@@ -42,7 +44,7 @@ def shard(directory: Path, *, num_files: int) -> list[Path]:
     files = [directory / f"model-{number}.safetensors" for number in range(num_files)]
     names = sorted(tensors, reverse=True)
     for number, file in enumerate(files):
-        save_file({name: tensors[name] for name in names[number::num_files]}, file)
+        save_aligned({name: tensors[name] for name in names[number::num_files]}, file)
     file_of = {name: files[place % num_files].name for place, name in enumerate(names)}
     write_index(directory, {"metadata": {}, "weight_map": file_of})
     return files

@@ -22,33 +22,36 @@ Note = Callable[[str], None]
 
 @dataclass(slots=True, kw_only=True)
 class Trials:
-    """What was simulated of one shape, by its numbers. `able`: those that hold, also with one less where that is
-    asked."""
+    """What was simulated of one shape, by its numbers: as planned, and `worst`, which with one less is another.
+    `able`: those that hold in both."""
 
     shape: Candidate
     wanted: Wanted
     with_one_less: bool
     note: Note
     found: dict[tuple[int, ...], Held] = field(default_factory=dict)
+    worst: dict[tuple[int, ...], Held] = field(default_factory=dict)
     able: set[tuple[int, ...]] = field(default_factory=set)
 
     def holds(self, counts: tuple[int, ...]) -> bool:
         if self.with_one_less and min(counts) < 2:
             return False
-        if counts not in self.found and self._is_able(counts):
-            self.able.add(counts)
+        if counts not in self.found:
+            self._simulate(counts)
+            if self.worst[counts].attainment >= self.wanted.target:
+                self.able.add(counts)
         return counts in self.able
 
-    def _is_able(self, counts: tuple[int, ...]) -> bool:
+    def _simulate(self, counts: tuple[int, ...]) -> None:
         candidate, wanted = self.shape.of_counts(counts), self.wanted
         self.note(f"{candidate}")
         arrivals = wanted.lists(wanted.rate)
-        self.found[counts] = known = held(candidate, arrivals, wanted.slo)
-        if known.attainment < wanted.target:
-            return False
-        roles = [pool.kind.role for pool in candidate.pools] if self.with_one_less else []
-        short = (held(candidate, arrivals, wanted.slo, without=role) for role in roles)
-        return all(one.attainment >= wanted.target for one in short)
+        whole = held(candidate, arrivals, wanted.slo)
+        each = [whole]
+        if self.with_one_less and whole.attainment >= wanted.target:
+            each += [held(candidate, arrivals, wanted.slo, without=pool.kind.role) for pool in candidate.pools]
+        self.found[counts] = whole
+        self.worst[counts] = min(each, key=lambda one: one.attainment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ def least(
 
 def _more(counts: tuple[int, ...], trials: Trials) -> tuple[int, ...]:
     """Of whoever is short: prefillers where first tokens are late, decoders where the others are."""
-    known = trials.found.get(counts)
+    known = trials.worst.get(counts)
     if len(counts) == 1 or known is None:
         return tuple(number + 1 for number in counts)
     lacks_prefillers = known.late_ttft > known.late_tpot
