@@ -8,6 +8,11 @@ VOCABULARY = (300, 49_000)
 """Token ids that stand for ordinary text, in the models that are measured here."""
 
 
+def vocabulary_of(vocab_size: int) -> tuple[int, int]:
+    """As much of VOCABULARY as a model has."""
+    return min(VOCABULARY[0], vocab_size // 2), min(VOCABULARY[1], vocab_size)
+
+
 def prompt_ids(arrivals: ArrivalList, index: int, vocabulary: tuple[int, int] = VOCABULARY) -> list[int]:
     """[prompt_tokens], of the arrival at `index`. A leading block's tokens follow from its name alone, all others from
     the index: prompts have in common what their blocks say, and nothing else."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.values import whole_number
-from headrace.deploy.file import Deployment, naming, read_deployment
+from headrace.deploy.file import naming, read_deployment
 from headrace.deploy.known import known_config
 from headrace.deploy.sizes import MOST_TOKENS
 from headrace.errors import InputError
@@ -55,7 +55,7 @@ def check_command(
 ) -> None:
     """Whether a deployment fits, what its KV costs on the link; no device and no weights are needed."""
     read = read_deployment(deployment)
-    shape = _shape(read, deployment) if config is None else _shape_in(config, "config")
+    shape = shape_of(read.model, where=f"{deployment}: ") if config is None else _shape_in(config, "config")
     # Function-local: the plan of a transfer loads numpy, and the families' tensors stand beside what computes with
     # them, which loads torch.
     from headrace.cli.check_report import rendered
@@ -73,13 +73,14 @@ def check_command(
     )
 
 
-def _shape(deployment: Deployment, file: Path) -> ModelShape:
-    """Of the file's own model."""
-    directory = existing_path(deployment.model)
+def shape_of(model: str, *, where: str = "") -> ModelShape:
+    """Of a directory, or a public model by its name; no weights are needed. Raises InputError, of the field `model`
+    there."""
+    directory = existing_path(model)
     if directory is not None:
-        return _shape_in(directory, f"{file}: model")
-    with naming(f"{file}: "):
-        config = known_config(deployment.model)
+        return _shape_in(directory, f"{where}model")
+    with naming(where):
+        config = known_config(model)
     return ModelShape.from_config(config)
 
 

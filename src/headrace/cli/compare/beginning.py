@@ -14,7 +14,7 @@ import msgspec
 
 from headrace.bench.comparison import FILE, Arm, Comparison, Workload, read_comparison
 from headrace.bench.metrics import Slo
-from headrace.bench.prompts import VOCABULARY
+from headrace.bench.prompts import vocabulary_of
 from headrace.bench.workload import Fit
 from headrace.cli import options as opt
 from headrace.cli.compare.arms import ArmPlan, Served, colocated_arm, ratios, split_arm, told_commands
@@ -103,7 +103,7 @@ def compare(given: Given) -> int:
         rates=given.rates or None,
         is_quick=given.quick,
         ends=None,
-        vocabulary=(min(VOCABULARY[0], shape.vocab_size // 2), min(VOCABULARY[1], shape.vocab_size)),
+        vocabulary=vocabulary_of(shape.vocab_size),
     )
     comparison = _comparison(plan, model=given.model, link="none" if shaped is None else str(shaped))
     if kept is not None:

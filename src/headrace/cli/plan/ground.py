@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.bench.metrics import Slo
-from headrace.deploy.known import known_config
 from headrace.errors import InputError
 from headrace.kvcache.layout import KVDtype
-from headrace.model.checkpoint import read_shape
-from headrace.model.locate import existing_path
 from headrace.model.shape import ModelShape
 from headrace.planner.costs.hardware import Hardware
 from headrace.planner.profile import Profile
@@ -45,16 +42,6 @@ class Ground:
     assumed: tuple[str, ...]
     device_and_link: tuple[str, ...]
     page_bytes: int | None = None
-
-
-def shape_of(model: str) -> ModelShape:
-    """Raises InputError."""
-    directory = existing_path(model)
-    if directory is None:
-        return ModelShape.from_config(known_config(model))
-    if not (directory / "config.json").is_file():
-        raise InputError("model", f"must be a directory with a config.json, is {directory}")
-    return read_shape(directory)
 
 
 def on_devices(

@@ -14,9 +14,10 @@ from rich.console import Console
 
 from headrace.bench.metrics import Slo
 from headrace.bench.workload import ArrivalList, Fit
+from headrace.cli.check import shape_of
 from headrace.cli.compare.lists import Lists
 from headrace.cli.plan.deployment_file import as_toml, require_writable
-from headrace.cli.plan.ground import Ground, as_profiled, on_devices, shape_of
+from headrace.cli.plan.ground import Ground, as_profiled, on_devices
 from headrace.cli.plan.report.terminal import screen
 from headrace.cli.plan.report.told import ChunkTold, PlanTold, deployment_told
 from headrace.model.shape import ModelShape

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
-from headrace.bench.prompts import VOCABULARY
+from headrace.bench.prompts import vocabulary_of
 from headrace.cli.compare.arms import ArmPlan, Served, colocated_arm, split_arm
 from headrace.cli.compare.link import Link, laid, read_link
 from headrace.cli.compare.progress import Progress
@@ -95,7 +95,7 @@ def profile(given: Given) -> int:
             ends=ends,
             longest=pool.longest,
             seconds=given.seconds,
-            vocabulary=(min(VOCABULARY[0], shape.vocab_size // 2), min(VOCABULARY[1], shape.vocab_size)),
+            vocabulary=vocabulary_of(shape.vocab_size),
             progress=progress,
         )
         measured = run_unless_interrupted(calibrating.run(plans))

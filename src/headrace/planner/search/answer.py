@@ -4,7 +4,7 @@ Costs of steps are never quite right. Where colocated instances that are as much
 with what the split ones cost, nobody can tell from here.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.bench.verdict import Clause, Verdict
@@ -13,14 +13,12 @@ from headrace.planner.scenario import StepModel
 from headrace.planner.search.candidate import Candidate, Objective
 from headrace.planner.search.least import Found, fewest, least
 from headrace.planner.search.site import Lengths
-from headrace.planner.search.wanted import Wanted
+from headrace.planner.search.wanted import Note, Wanted
 
 MOST_SHAPES = 12
 """Of an architecture, those that could cost least by the closed form."""
 LOWER_RATES = (0.25, 0.5)
 """Of the rate, at which it is asked whether splitting pays there too."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ class Answer:
         return self.split if is_split else self.colocated or self.split
 
 
-def answered(question: Question, *, say: Say = lambda text: None) -> Answer:
+def answered(question: Question, *, say: Note = lambda text: None) -> Answer:
     """What `say` is told: which candidate is simulated."""
     chunks = _by_chunk(question, say)
     colocated = _cheapest((found for _, found in chunks), question.objective)
@@ -78,23 +76,27 @@ def answered(question: Question, *, say: Say = lambda text: None) -> Answer:
 
 
 def best_of(
-    shapes: Sequence[Candidate], question: Question, *, rate: float | None = None, say: Say = lambda text: None
+    shapes: Sequence[Candidate], question: Question, *, rate: float | None = None, say: Note = lambda text: None
 ) -> Found | None:
     """Those that could be cheapest first: what costs more than the best so far, even by the closed form, is left."""
     wanted = question.wanted if rate is None else replace(question.wanted, rate=rate)
     best: Found | None = None
     for shape in _promising(shapes, wanted, question):
-        found = least(
-            shape,
-            wanted,
-            question.lengths,
-            objective=question.objective,
-            below=None if best is None else best.candidate.amount(question.objective),
-            with_one_less=question.with_one_less,
-            note=say,
-        )
-        best = found or best
+        below = None if best is None else _amount(best, question)
+        best = _least(shape, wanted, question, below=below, say=say) or best
     return best
+
+
+def _least(shape: Candidate, wanted: Wanted, question: Question, *, below: float | None, say: Note) -> Found | None:
+    return least(
+        shape,
+        wanted,
+        question.lengths,
+        objective=question.objective,
+        below=below,
+        with_one_less=question.with_one_less,
+        note=say,
+    )
 
 
 def _promising(shapes: Sequence[Candidate], wanted: Wanted, question: Question) -> list[Candidate]:
@@ -104,7 +106,7 @@ def _promising(shapes: Sequence[Candidate], wanted: Wanted, question: Question) 
     return sorted(shapes, key=bound)[:MOST_SHAPES]
 
 
-def _by_chunk(question: Question, say: Say) -> tuple[tuple[int, Found | None], ...]:
+def _by_chunk(question: Question, say: Note) -> tuple[tuple[int, Found | None], ...]:
     sizes = sorted({shape.pools[0].kind.chunk_tokens for shape in question.colocated})
     found = []
     for size in sizes:
@@ -122,7 +124,7 @@ def _cheapest(found: Iterable[Found | None], objective: Objective) -> Found | No
 # ---- the verdict -----------------------------------------------------------------------------------------------
 
 
-def _verdict(question: Question, colocated: Found | None, split: Found | None, say: Say) -> Verdict:
+def _verdict(question: Question, colocated: Found | None, split: Found | None, say: Note) -> Verdict:
     name = question.workload
     clauses = tuple(_clauses(question, colocated, split))
     if colocated is None and split is None:
@@ -157,23 +159,12 @@ def _amount(found: Found, question: Question) -> float:
     return found.candidate.amount(question.objective)
 
 
-def _rival_may_do(question: Question, amount: float, say: Say) -> bool:
+def _rival_may_do(question: Question, amount: float, say: Note) -> bool:
     """With the largest error that is to be expected."""
     faster = [quickened(shape, 1 + question.error) for shape in question.colocated]
     limit = amount * (1 + 1e-9)
     wanted = question.wanted
-    return any(
-        least(
-            shape,
-            wanted,
-            question.lengths,
-            objective=question.objective,
-            below=limit,
-            with_one_less=question.with_one_less,
-            note=say,
-        )
-        for shape in _promising(faster, wanted, question)
-    )
+    return any(_least(shape, wanted, question, below=limit, say=say) for shape in _promising(faster, wanted, question))
 
 
 def quickened(shape: Candidate, factor: float) -> Candidate:
@@ -184,7 +175,7 @@ def quickened(shape: Candidate, factor: float) -> Candidate:
     return replace(shape, pools=pools)
 
 
-def _begins_at(question: Question, say: Say) -> float | None:
+def _begins_at(question: Question, say: Note) -> float | None:
     """The lowest rate that was asked at which split instances cost less; None: at all of them."""
     rates = [share * question.wanted.rate for share in LOWER_RATES]
     cheaper = []

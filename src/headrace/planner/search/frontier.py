@@ -3,21 +3,19 @@
 The rate that a deployment holds is found by halving, on lists of the same requests at other rates.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from headrace.bench.metrics import Slo
 from headrace.planner.search.candidate import Candidate
 from headrace.planner.search.least import decode_s, prefill_s
 from headrace.planner.search.site import MOST_RUNNING, Lengths, most_rows
-from headrace.planner.search.wanted import Wanted, held
+from headrace.planner.search.wanted import Note, Wanted, holds
 
 TPOT_FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0)
 STEPS = 5
 """Halvings: the rate is found within 3 % of the first span."""
 DOUBLINGS = 5
-
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +64,17 @@ def with_pace(candidate: Candidate, tpot_s: float, lengths: Lengths) -> Candidat
 def highest_rate(candidate: Candidate, wanted: Wanted, lengths: Lengths) -> float:
     """At which it holds; 0 where it does at none."""
 
-    def holds(rate: float) -> bool:
-        return held(candidate, wanted.lists(rate), wanted.slo).attainment >= wanted.target
+    def keeps(rate: float) -> bool:
+        return holds(candidate, replace(wanted, rate=rate))
 
     low, high = 0.0, capacity(candidate, lengths)
     for _ in range(DOUBLINGS):
-        if not holds(high):
+        if not keeps(high):
             break
         low, high = high, 2 * high
     for _ in range(STEPS):
         middle = (low + high) / 2 if low else high / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        low, high = (middle, high) if keeps(middle) else (low, middle)
     return low
 
 

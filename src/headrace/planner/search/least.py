@@ -4,20 +4,18 @@ A closed form says where to begin, and how few can never do; simulations say wha
 do, so from the first numbers that hold each pool is made smaller as long as that holds.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 
 from headrace.engine.cost import StepSize
 from headrace.planner.search.candidate import Candidate, Kind, Objective
 from headrace.planner.search.site import Lengths
-from headrace.planner.search.wanted import Held, Wanted, held
+from headrace.planner.search.wanted import Held, Note, Wanted, held
 
 MOST_TRIALS = 24
 BEGIN_BUSY = 0.75
 """Of an instance's time, at the numbers that are tried first."""
 MOST_INSTANCES = 256
-
-Note = Callable[[str], None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +74,7 @@ def least(
     if below is not None and shape.of_counts(floor).amount(objective) >= below:
         return None
     trials = Trials(shape=shape, wanted=wanted, with_one_less=with_one_less, note=note)
-    counts = tuple(max(1 + with_one_less, -int(-number // 1)) for number in _begin(shape, wanted.rate, lengths))
+    counts = tuple(max(1 + with_one_less, ceil(busy / BEGIN_BUSY)) for busy in _busy(shape, wanted.rate, lengths))
     while not trials.holds(counts):
         counts = _more(counts, trials)
         is_dear = below is not None and shape.of_counts(counts).amount(objective) >= below
@@ -111,11 +109,7 @@ def _more(counts: tuple[int, ...], trials: Trials) -> tuple[int, ...]:
 
 def fewest(shape: Candidate, rate: float, lengths: Lengths) -> tuple[int, ...]:
     """Fewer cannot even keep up."""
-    return tuple(max(1, -int(-busy // 1)) for busy in _busy(shape, rate, lengths))
-
-
-def _begin(shape: Candidate, rate: float, lengths: Lengths) -> list[float]:
-    return [busy / BEGIN_BUSY for busy in _busy(shape, rate, lengths)]
+    return tuple(max(1, ceil(busy)) for busy in _busy(shape, rate, lengths))
 
 
 def _busy(shape: Candidate, rate: float, lengths: Lengths) -> list[float]:

@@ -16,6 +16,8 @@ WARM_SHARE = 0.1
 
 ListOf = Callable[[float], ArrivalList]
 """Of a rate, in requests a second."""
+Note = Callable[[str], None]
+"""Is told what is simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,8 @@ def held(candidate: Candidate, arrivals: ArrivalList, slo: Slo, *, without: Role
     )
 
 
-def holds(candidate: Candidate, wanted: Wanted, *, without: Role | None = None) -> bool:
-    found = held(candidate, wanted.lists(wanted.rate), wanted.slo, without=without)
-    return found.attainment >= wanted.target
+def holds(candidate: Candidate, wanted: Wanted) -> bool:
+    return held(candidate, wanted.lists(wanted.rate), wanted.slo).attainment >= wanted.target
 
 
 def _at(values: "np.ndarray[tuple[int], np.dtype[np.float64]]", percent: int) -> float | None:
