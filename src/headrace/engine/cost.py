@@ -49,6 +49,12 @@ class StepSize:
         return 1, self.rows, self.chunk_tokens, self.keys, self.pairs
 
 
+def chunk_sizes(prompt_tokens: int, chunk_tokens: int) -> list[StepSize]:
+    """Of the steps that compute a prompt alone, from its first token on."""
+    begins = range(0, prompt_tokens, chunk_tokens)
+    return [StepSize().with_chunk(begin, min(prompt_tokens, begin + chunk_tokens)) for begin in begins]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillSpeed:
     """A prompt of n tokens takes about step_s + n / rate. `rate`: tokens a second in whole chunks, 0 where no chunk is

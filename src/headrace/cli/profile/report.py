@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.cli.tables import aligned
-from headrace.engine.cost import StepSize
+from headrace.engine.cost import StepSize, chunk_sizes
 from headrace.planner.profile import Profile, StepProfile
 from headrace.planner.scenario import Role
 
@@ -65,9 +65,7 @@ def _row(role: Role, steps: StepProfile) -> list[str]:
 
 
 def _prefill_s(steps: StepProfile) -> float:
-    begins = range(0, PROMPT_TOKENS, steps.chunk_tokens)
-    ends = [min(PROMPT_TOKENS, begin + steps.chunk_tokens) for begin in begins]
-    sizes = [StepSize().with_chunk(begin, end) for begin, end in zip(begins, ends, strict=True)]
+    sizes = chunk_sizes(PROMPT_TOKENS, steps.chunk_tokens)
     return max(1e-9, sum(steps.cost.predict(size) for size in sizes))
 
 

@@ -66,8 +66,16 @@ class Work:
     @property
     def weight_bytes(self) -> float:
         """All that devices hold together, each weight once; the embedding as large as the head."""
-        experts = self.num_expert_layers * self.num_experts * self.expert_weights
-        return (self.token_weights + experts) * self.weight_bytes_each + 2 * 2 * self.head_weights
+        return self.token_weights * self.weight_bytes_each + self.all_expert_bytes + 2 * self.embedding_bytes
+
+    @property
+    def all_expert_bytes(self) -> float:
+        return self.num_expert_layers * self.num_experts * self.expert_weights * self.weight_bytes_each
+
+    @property
+    def embedding_bytes(self) -> int:
+        """In bf16, as the head."""
+        return 2 * self.head_weights
 
     # ---- of a step ---------------------------------------------------------------------------------------------
 
@@ -79,7 +87,7 @@ class Work:
 
     def dense_bytes(self) -> float:
         """Weights that every step reads."""
-        return self.token_weights * self.weight_bytes_each + 2 * self.head_weights
+        return self.token_weights * self.weight_bytes_each + self.embedding_bytes
 
     def expert_bytes(self, num_tokens: int) -> float:
         return self.num_expert_layers * self.num_experts_read(num_tokens) * self.expert_weights * self.weight_bytes_each

@@ -7,7 +7,7 @@ do, so from the first numbers that hold each pool is made smaller as long as tha
 from dataclasses import dataclass, field
 from math import ceil
 
-from headrace.engine.cost import StepSize
+from headrace.engine.cost import StepSize, chunk_sizes
 from headrace.planner.search.candidate import Candidate, Kind, Objective
 from headrace.planner.search.site import Lengths
 from headrace.planner.search.wanted import Held, Note, Wanted, held
@@ -128,9 +128,7 @@ def prefill_s(kind: Kind, lengths: Lengths) -> float:
     """Of a group, with a prompt of usual length in chunks that are full."""
     prompt, chunk = max(1, int(lengths.mean_prompt)), kind.chunk_tokens
     if prompt >= chunk:
-        whole, rest = divmod(prompt, chunk)
-        ends = [(nth * chunk, (nth + 1) * chunk) for nth in range(whole)] + ([(whole * chunk, prompt)] if rest else [])
-        return sum(kind.steps.step_s(StepSize().with_chunk(begin, end)) for begin, end in ends)
+        return sum(kind.steps.step_s(size) for size in chunk_sizes(prompt, chunk))
     num = chunk / prompt
     together = StepSize(chunk_tokens=chunk, keys=chunk, pairs=int(num * prompt * (prompt + 1) / 2))
     return kind.steps.step_s(together) / num

@@ -157,8 +157,7 @@ class Site:
         """Of a group, in what the weights leave of each of its devices. Attention and head are on every group, the
         embedding on every rank."""
         work = self.work
-        experts = work.num_expert_layers * work.num_experts * work.expert_weights * work.weight_bytes_each
-        embedding = 2 * work.head_weights
+        experts, embedding = work.all_expert_bytes, work.embedding_bytes
         held = (work.weight_bytes - experts - embedding) / sharding.tp + experts / sharding.num_devices + embedding
         local = KvSharding(kv=self.shape.kv_layout(page_size, self.dtype), tp=sharding.tp).local
         return max(0, int((device.memory_bytes * USABLE - held) // (local.num_layers * local.page_bytes)))

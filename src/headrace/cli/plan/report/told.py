@@ -6,6 +6,7 @@ import msgspec
 
 from headrace.bench.metrics import Slo
 from headrace.bench.verdict import Verdict
+from headrace.planner.costs.roofline import Sharding
 from headrace.planner.search.candidate import Candidate, Objective
 from headrace.planner.search.frontier import FrontierPoint
 from headrace.planner.search.least import Found
@@ -29,7 +30,7 @@ class PoolTold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def words(self) -> str:
-        shared = f"TP{self.tp}" if self.dp == 1 else f"TP{self.tp} DP{self.dp}"
+        shared = Sharding(tp=self.tp, dp=self.dp)
         plural = {"prefiller": "prefillers", "decoder": "decoders"}.get(self.role, self.role)
         name = self.role if self.count == 1 else plural
         return f"{self.count} {name}, {shared} {self.device}, chunk {self.chunk_tokens}, {self.max_running} rows"
