@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from profiled import profiled
 
 from headrace.cli.app import run
 from headrace.deploy.file import read_deployment
-from headrace.planner.profile import LinkProfile, Profile, StepProfile, write_profile
+from headrace.planner.profile import write_profile
 
 WANTED = ("plan", "--rate", "2", "--ttft-ms", "2000", "--tpot-ms", "30", "--workload", "long")
 
@@ -61,35 +62,7 @@ def test_a_plan_of_a_profile_says_how_to_start_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, deployment = tmp_path / "profile.json", tmp_path / "deploy.toml"
-    steps = StepProfile(
-        step_s=0.008,
-        row_s=0.001,
-        token_s=0.0005,
-        key_s=1e-8,
-        pair_s=1e-8,  # type: ignore[arg-type]
-        num_steps=100,
-        error_p50=0.05,
-        error_p90=0.2,  # type: ignore[arg-type]
-        chunk_tokens=256,
-        max_running=32,
-        num_pages=2000,  # type: ignore[arg-type]
-    )
-    profile = Profile(
-        headrace="0",
-        measured="2026-01-01T00:00:00+00:00",
-        machine="two cores",
-        model="HuggingFaceTB/SmolLM2-135M-Instruct",
-        dtype="bf16",
-        page_size=16,
-        num_layers=30,
-        page_bytes=368_640,
-        page_messages=30,
-        steps={"prefiller": steps, "decoder": steps, "colocated": steps},
-        gateway_s=0.001,
-        hand_over_s=0.002,
-        link=LinkProfile(bytes_s=5e9, latency_s=1e-5, message_s=1e-6),
-    )
-    write_profile(file, profile)
+    write_profile(file, profiled("HuggingFaceTB/SmolLM2-135M-Instruct"))
     asked = ("plan", "--profile", str(file), "--rate", "2", "--ttft-ms", "2000", "--tpot-ms", "100")
     assert run([*asked, "--workload", "short", "--write", str(deployment)]) == 0
     told = capsys.readouterr().out

@@ -4,53 +4,21 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from profiled import profiled, steps_profiled
 
 from headrace.bench.metrics import Slo
 from headrace.planner.costs.hardware import read_hardware
-from headrace.planner.profile import LinkProfile, Profile, StepProfile
+from headrace.planner.profile import Profile, StepProfile
 from headrace.planner.scenario import Role
 from headrace.planner.search.profiled import CHUNKS, ProfiledSite
 from headrace.planner.search.site import Lengths
 
 LENGTHS = Lengths(mean_prompt=500, mean_output=50, p90_prompt=1000, longest=1200)
-ROLES: tuple[Role, ...] = ("prefiller", "decoder", "colocated")
-
-
-def steps(**more: float) -> StepProfile:
-    values: dict[str, float] = {
-        "step_s": 0.008,
-        "row_s": 0.001,
-        "token_s": 0.0005,
-        "key_s": 1e-8,
-        "pair_s": 1e-8,
-        "num_steps": 100,
-        "error_p50": 0.05,
-        "error_p90": 0.2,
-        "chunk_tokens": 256,
-        "max_running": 32,
-        "num_pages": 2000,
-    }
-    return StepProfile(**{**values, **more})  # type: ignore[arg-type]
 
 
 def site(tpot_s: float = 0.03, **roles: StepProfile) -> ProfiledSite:
-    profile = Profile(
-        headrace="0",
-        measured="2026-01-01T00:00:00+00:00",
-        machine="two cores",
-        model="smollm2-135m-instruct",
-        dtype="bf16",
-        page_size=16,
-        num_layers=30,
-        page_bytes=368_640,
-        page_messages=30,
-        steps={**{role: steps() for role in ROLES}, **roles},
-        gateway_s=0.001,
-        hand_over_s=0.002,
-        link=LinkProfile(bytes_s=5e9, latency_s=1e-5, message_s=1e-6),
-    )
     return ProfiledSite(
-        profile=profile,
+        profile=profiled("smollm2-135m-instruct", **roles),
         device=read_hardware().device("cpu-core"),
         lengths=LENGTHS,
         slo=Slo(ttft_s=2.0, tpot_s=tpot_s),
@@ -73,8 +41,8 @@ def test_batches_are_as_large_as_the_budget_allows_and_no_larger_than_was_profil
 
 @pytest.mark.parametrize("tight", [{"num_pages": 10}, {"step_s": 0.05}])
 def test_what_has_no_room_or_no_step_short_enough_is_no_shape(tight: dict[str, float]) -> None:
-    assert not list(site(decoder=steps(**tight)).split())
-    assert not list(site(colocated=steps(**tight)).colocated())
+    assert not list(site(decoder=steps_profiled(**tight)).split())
+    assert not list(site(colocated=steps_profiled(**tight)).colocated())
 
 
 def test_a_role_that_was_not_profiled_is_in_no_shape() -> None:
